@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-# Read once by the libraries; a claim about work is one thread's, and waiting threads must not spin.
+# The libraries read these once. CPU time is that of one thread; waiting threads must not spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -51,7 +51,7 @@ def main() -> int:
         result.figures["benchmark_seconds"] = round(time.perf_counter() - start, 1)
         show(result)
         missed += sum(not bar["holds"] for bar in result.bars.values())
-        # Written after each, so that a run that is cut short keeps what it has.
+        # Written after each benchmark, so that an interrupted run keeps its results.
         path = write([result], kind="cpu", device="cpu", config={"threads": 1})
     print(f"{missed} bars missed; {path}")
     return 0  # a missed bar is a finding, not a crash

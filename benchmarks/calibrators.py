@@ -25,8 +25,8 @@ def run() -> Result:
     runs: dict[str, dict[str, float]] = {}
     for name in ("temperature", *FITS):
         command = [sys.executable, "-m", "benchmarks.calibrators", name]
-        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        nll, truth, seconds, peak = map(float, out.split())
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        nll, truth, seconds, peak = map(float, output.split())
         runs[name] = {"nll": nll, "truth_nll": truth, "seconds": seconds, "peak_GB": peak}
     result.figures |= runs
     result.at_most("sms: NLL over that of svs", runs["sms"]["nll"] / runs["svs"]["nll"], 1.0)
@@ -40,18 +40,18 @@ def run() -> Result:
 def random_logits(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, targets, and the true logits of the targets: scaled per class, shifted, confused."""
     rng = torch.Generator().manual_seed(seed)
-    fixed = torch.Generator().manual_seed(0)
-    scale = 0.4 + 0.2 * torch.rand(classes, generator=fixed)
-    shift = 0.5 * torch.randn(classes, generator=fixed)
-    other = torch.randperm(classes, generator=fixed)
+    class_rng = torch.Generator().manual_seed(0)
+    scale = 0.4 + 0.2 * torch.rand(classes, generator=class_rng)
+    shift = 0.5 * torch.randn(classes, generator=class_rng)
+    confused_with = torch.randperm(classes, generator=class_rng)
     logits = torch.randn(samples, classes, generator=rng)
-    aimed = torch.randint(classes, (samples,), generator=rng)
-    logits[torch.arange(samples), aimed] += 10
-    truth = logits * scale + shift + 0.15 * logits[:, other]
+    peaks = torch.randint(classes, (samples,), generator=rng)
+    logits[torch.arange(samples), peaks] += 10
+    truth = logits * scale + shift + 0.15 * logits[:, confused_with]
     return logits, torch.multinomial(truth.softmax(1), 1, generator=rng)[:, 0], truth
 
 
-def fitted(name: str) -> str:
+def fit_and_measure(name: str) -> str:
     logits, targets, truth = random_logits(2 * SAMPLES, CLASSES, seed=1)
     held_out, test = slice(0, SAMPLES), slice(SAMPLES, None)
     start = time.perf_counter()
@@ -64,9 +64,9 @@ def fitted(name: str) -> str:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB
     calibrated = calibrated if isinstance(calibrated, Tensor) else calibrated.apply(logits[test])
     nll = functional.cross_entropy(calibrated, targets[test]).item()
-    best = functional.cross_entropy(truth[test], targets[test]).item()
-    return f"{nll} {best} {seconds} {peak}"
+    truth_nll = functional.cross_entropy(truth[test], targets[test]).item()
+    return f"{nll} {truth_nll} {seconds} {peak}"
 
 
 if __name__ == "__main__":
-    print(fitted(sys.argv[1]))
+    print(fit_and_measure(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What fast images must share with exact ones, and by how much they may differ."""
+"""Criteria: how far images of a faster recipe may differ from those of the exact recipe."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BINS, RANGE = 20, (-0.5, 1.5)  # of the histogram of weights; those outside count in the end bins
+BINS, RANGE = 20, (-0.5, 1.5)  # of the weights' histogram; its end bins count those outside
 MIDDLE = (0.2, 0.8)
 RESAMPLES, LEVEL = 2000, 0.975
 FRECHET_FACTOR = 1.2
 ROUNDING = 1e-9
-# A covariance of d directions has d (d + 1) / 2 numbers; this many images stand for each direction.
+# A covariance of d directions has d (d + 1) / 2 numbers; so many images are required per direction.
 IMAGES_PER_DIRECTION = 10
 
 Criterion = dict[str, Any]
@@ -19,43 +19,43 @@ Summary = Callable[[Tensor], Tensor]  # of the mean row of all series, [..., M] 
 
 
 def weight_criteria(exact: Tensor, fast: Tensor, other: Tensor, *, seed: int) -> list[Criterion]:
-    """Whether weights along the series are distributed as exact ones are.
+    """Criteria on the distribution of weights along the series.
 
-    Each criterion is a figure of the whole set. It may differ from that of the exact recipe by no
+    Each criterion is a statistic of all series. It may differ from that of the exact recipe by no
     more than the exact recipe with other seeds does, with the sampling error of that difference:
-    the 97.5 % quantile of its size over bootstrap resamples of the series. The limit of a share of
-    series is at least three series: a share that is 0 for both seeds may be that large (rule of
+    the 97.5 % quantile of its size over bootstrap resamples of the series. The limit of a fraction
+    of series is at least three series: if it is 0 for both seeds, it may be that large (rule of
     three).
 
     Args:
-        exact, fast, other: CLIP weights [G, A, k], the k classes' own where k > 2, else k = 1;
+        exact, fast, other: CLIP weights [G, A, k], one per class where k > 2, else k = 1;
             alpha grows along A where k = 1.
     """
-    least = 3 / len(exact)
+    floor = 3 / len(exact)
     criteria = [
         _criterion("entropy of weights", _histogram, _entropy, (exact, fast, other), seed=seed),
-        _criterion("weights in 0.2 to 0.8", _middle, _share, (exact, fast, other), seed, least),
+        _criterion("weights in 0.2 to 0.8", _middle, _fraction, (exact, fast, other), seed, floor),
     ]
     if exact.shape[-1] == 1:
         name = "series that only rise"
-        criteria.insert(0, _criterion(name, _rises, _share, (exact, fast, other), seed, least))
+        criteria.insert(0, _criterion(name, _rises, _fraction, (exact, fast, other), seed, floor))
     return criteria
 
 
 def feature_criterion(exact: Tensor, fast: Tensor, other: Tensor) -> Criterion:
-    """Frechet distance of CLIP features to the exact ones: at most 1.2 times that of other seeds.
+    """Frechet distance of CLIP features to exact ones: at most 1.2 times that of other seeds.
 
     Args:
         exact, fast, other: [N, D].
     """
     exact, fast, other = leading_directions([exact, fast, other])
-    distance, beside = frechet_distance(exact, fast), frechet_distance(exact, other)
-    limit = FRECHET_FACTOR * beside
+    distance, other_distance = frechet_distance(exact, fast), frechet_distance(exact, other)
+    limit = FRECHET_FACTOR * other_distance
     return {
         "name": "CLIP Frechet distance",
         "exact": None,
         "fast": distance,
-        "other": beside,
+        "other": other_distance,
         "distance": distance,
         "limit": limit,
         "passed": distance <= limit + ROUNDING,
@@ -63,13 +63,13 @@ def feature_criterion(exact: Tensor, fast: Tensor, other: Tensor) -> Criterion:
 
 
 def frechet_distance(first: Tensor, second: Tensor) -> float:
-    """Squared Frechet distance of Gaussians fitted to two sets (Heusel et al. 2017, eq. 6).
+    """Squared Frechet distance of Gaussians fitted to two samples (Heusel et al. 2017, eq. 6).
 
     |mu1 - mu2|^2 + tr(S1 + S2 - 2 (S1 S2)^(1/2)). The trace of the root is the sum of the
     singular values of R1 R2^T, where S = R^T R: no matrix root, no complex numbers.
 
-    The estimate is biased upwards, more for smaller sets: two samples of one distribution have a
-    distance above 0. The criterion compares two distances of sets of equal size and needs that
+    The estimate is biased upwards, more for smaller samples: two samples of one distribution have a
+    distance above 0. The criterion compares two distances of samples of equal size and needs that
     bias: an unbiased distance (KID) is 0 on average, and a multiple of 0 is no limit.
 
     Args:
@@ -87,22 +87,22 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     return max(0.0, float(distance))  # rounding may leave -1e-12
 
 
-def leading_directions(sets: list[Tensor]) -> list[Tensor]:
-    """The sets in the principal directions of all sets together.
+def leading_directions(samples: list[Tensor]) -> list[Tensor]:
+    """The samples in the principal directions of all samples together.
 
-    There is one direction per ten images of the smallest set: more of the covariance would be
-    noise. Directions in which only one set varies are included.
+    There is one direction per ten images of the smallest sample: with more, the covariance would
+    be noise. Directions in which only one sample varies are included.
 
     Args:
         sets: [N, D] each.
     Returns:
         [N, d] each, float64.
     """
-    together = torch.cat(sets).double()
-    centre = together.mean(0)
-    most = max(1, min(len(part) for part in sets) // IMAGES_PER_DIRECTION)
-    directions = torch.linalg.svd(together - centre, full_matrices=False)[2][:most]
-    return [(part.double() - centre) @ directions.T for part in sets]
+    pooled = torch.cat(samples).double()
+    centre = pooled.mean(0)
+    count = max(1, min(len(sample) for sample in samples) // IMAGES_PER_DIRECTION)
+    directions = torch.linalg.svd(pooled - centre, full_matrices=False)[2][:count]
+    return [(sample.double() - centre) @ directions.T for sample in samples]
 
 
 def _criterion(
@@ -111,11 +111,11 @@ def _criterion(
     summary: Summary,
     weights: tuple[Tensor, Tensor, Tensor],
     seed: int,
-    least: float = 0.0,
+    floor: float = 0.0,
 ) -> Criterion:
-    rows = [rows_of(part).double() for part in weights]  # [G, M] each
-    exact, fast, other = (float(summary(part.mean(0))) for part in rows)
-    limit = max(least, _sampled_difference(rows[0], rows[2], summary, seed))
+    rows = [rows_of(sample).double() for sample in weights]  # [G, M] each
+    exact, fast, other = (float(summary(row.mean(0))) for row in rows)
+    limit = max(floor, _sampled_difference(rows[0], rows[2], summary, seed))
     return {
         "name": name,
         "exact": exact,
@@ -131,12 +131,12 @@ def _sampled_difference(first: Tensor, second: Tensor, summary: Summary, seed: i
     """97.5 % quantile of |summary(first) - summary(second)| over resampled series."""
     groups = len(first)
     rng = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(groups, (RESAMPLES, groups), generator=rng)
+    resampled = torch.randint(groups, (RESAMPLES, groups), generator=rng)
     counts = torch.zeros(RESAMPLES, groups, dtype=torch.float64)
-    counts.scatter_add_(1, drawn, torch.ones_like(counts))
-    # Series i has the same classes and alphas on both sides, so both are drawn together.
-    sizes = (summary(counts @ first / groups) - summary(counts @ second / groups)).abs()
-    return float(sizes.quantile(LEVEL))
+    counts.scatter_add_(1, resampled, torch.ones_like(counts))
+    # Series i has the same classes and alphas on both sides, so both are resampled together.
+    differences = (summary(counts @ first / groups) - summary(counts @ second / groups)).abs()
+    return float(differences.quantile(LEVEL))
 
 
 def _rises(weights: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def _rises(weights: Tensor) -> Tensor:
 
 
 def _histogram(weights: Tensor) -> Tensor:
-    """Share of each bin in each series, [G, BINS]."""
+    """Fraction of weights in each bin, per series, [G, BINS]."""
     low, high = RANGE
     bins = ((weights - low) / (high - low) * BINS).long().clamp(0, BINS - 1).flatten(1)
     return torch.nn.functional.one_hot(bins, BINS).double().mean(1)
@@ -155,10 +155,10 @@ def _middle(weights: Tensor) -> Tensor:
     return inside.double().flatten(1).mean(1, keepdim=True)
 
 
-def _share(mean: Tensor) -> Tensor:
+def _fraction(mean: Tensor) -> Tensor:
     return mean[..., 0]
 
 
 def _entropy(mean: Tensor) -> Tensor:
-    """In nats."""
+    """Entropy in nats."""
     return -torch.special.xlogy(mean, mean).sum(-1)

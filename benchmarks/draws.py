@@ -9,9 +9,9 @@ from torch import Tensor
 
 from benchmarks.measure import Result, interleaved, ratio, slope
 
-CLASSES = {10: 5.0, 100: 40.0, 200: 80.0}  # and the ratio to reach
+CLASSES = {10: 5.0, 100: 40.0, 200: 80.0}  # number of classes -> ratio to reach
 BATCH = 128
-BATCHES = {"ours": 200, "rejection": 4}  # per turn, which is then long enough to be timed
+BATCHES = {"ours": 200, "rejection": 4}  # per turn, so many that a turn is long enough to be timed
 CHECKED = 20_000  # draws that are counted by group
 
 
@@ -19,7 +19,7 @@ def run() -> Result:
     result = Result(
         "C6", "a group with the class of each of 128 real images, every pair of classes"
     )
-    ours_by_class = []
+    our_seconds = []
     for count, bar in CLASSES.items():
         pairs = list(itertools.combinations(range(count), 2))
         index = ClassIndex(torch.tensor(pairs), count)
@@ -30,10 +30,10 @@ def run() -> Result:
         result.at_least(f"{count} classes, ratio to rejection", speedup["ratio"], bar)
         microseconds = {name: min(s) / BATCH * 1e6 for name, s in seconds.items()}
         result.figures[f"{count} classes"] = speedup | {"microseconds_a_draw": microseconds}
-        ours_by_class.append(seconds["ours"])
-    along = slope(list(CLASSES), ours_by_class)
-    result.at_most("slope of seconds in classes", along["slope"], 0.1)
-    result.figures["slope"] = along
+        our_seconds.append(seconds["ours"])
+    class_slope = slope(list(CLASSES), our_seconds)
+    result.at_most("slope of seconds in classes", class_slope["slope"], 0.1)
+    result.figures["slope"] = class_slope
     return result
 
 
@@ -41,12 +41,12 @@ def per_batch(
     pairs: list[tuple[int, int]], index: ClassIndex, targets: Tensor
 ) -> dict[str, list[float]]:
     """CPU seconds of drawing for one batch."""
-    rng, plain = torch.Generator().manual_seed(0), random.Random(0)
+    rng, python_rng = torch.Generator().manual_seed(0), random.Random(0)
     classes = targets.tolist()
     sides = {
         "ours": lambda: [index.draw(targets, rng) for _ in range(BATCHES["ours"])],
         "rejection": lambda: [
-            rejection(pairs, classes, plain) for _ in range(BATCHES["rejection"])
+            rejection(pairs, classes, python_rng) for _ in range(BATCHES["rejection"])
         ],
     }
     seconds = interleaved(sides, repeats=9)
@@ -55,26 +55,26 @@ def per_batch(
 
 def rejection(pairs: list[tuple[int, int]], targets: list[int], rng: random.Random) -> list[int]:
     """CSM's loader: for each real image random groups until one contains its class."""
-    chosen = []
+    groups = []
     for target in targets:
         while True:
             group = rng.randrange(len(pairs))
             if target in pairs[group]:
                 break
-        chosen.append(group)
-    return chosen
+        groups.append(group)
+    return groups
 
 
 def check(result: Result, pairs: list[tuple[int, int]], index: ClassIndex, count: int) -> None:
     """Check that both sides draw all groups that contain a class equally often."""
     target = count // 3
-    ours = index.draw(torch.full((CHECKED,), target), torch.Generator().manual_seed(1)).tolist()
-    theirs = rejection(pairs, [target] * CHECKED, random.Random(1))
+    indexed = index.draw(torch.full((CHECKED,), target), torch.Generator().manual_seed(1)).tolist()
+    rejection_groups = rejection(pairs, [target] * CHECKED, random.Random(1))
     matching = {group for group, pair in enumerate(pairs) if target in pair}
-    for side, drawn in (("ours", ours), ("rejection", theirs)):
-        shares = torch.bincount(torch.tensor(drawn), minlength=len(pairs)) / CHECKED
+    for side, groups in (("ours", indexed), ("rejection", rejection_groups)):
+        fractions = torch.bincount(torch.tensor(groups), minlength=len(pairs)) / CHECKED
         expected = 1 / len(matching)
-        off = max(abs(float(shares[group]) - expected) for group in matching)
-        within = off < 6 * (expected / CHECKED) ** 0.5  # six standard deviations
+        deviation = max(abs(float(fractions[group]) - expected) for group in matching)
+        is_uniform = deviation < 6 * (expected / CHECKED) ** 0.5  # six standard deviations
         name = f"{count} classes: {side} draws its groups alike"
-        result.equal(name, set(drawn) == matching and within, True)
+        result.equal(name, set(groups) == matching and is_uniform, True)

@@ -25,12 +25,12 @@ def run() -> Result:
     photographs = crops(SERIES * ALPHAS).reshape(SERIES, ALPHAS, SIZE, SIZE, 3)
     png = [png_default(image) for image in photographs[0]]
     webp = encode_series(photographs[0], "webp")
-    equal = all(
+    same_pixels = all(
         np.array_equal(decode_image(a), decode_image(b)) for a, b in zip(png, webp, strict=True)
     )
-    result.equal("WebP decodes to the same pixels as PNG", equal, True)
-    share = sum(map(len, webp)) / sum(map(len, png))
-    result.at_most("bytes over PNG's", share, 1.15)
+    result.equal("WebP decodes to the same pixels as PNG", same_pixels, True)
+    size_ratio = sum(map(len, webp)) / sum(map(len, png))
+    result.at_most("bytes over PNG's", size_ratio, 1.15)
     with tempfile.TemporaryDirectory() as folder:
         sides = {
             "ours": lambda: ours(photographs, folder),
@@ -53,7 +53,7 @@ def run() -> Result:
 
 
 def crops(count: int) -> np.ndarray:
-    """Squares of scikit-learn's two photographs at many places and scales, [N, SIZE, SIZE, 3]."""
+    """Squares at random positions and scales of scikit-learn's photographs, [N, SIZE, SIZE, 3]."""
     rng = np.random.default_rng(0)
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
     squares = []
@@ -81,7 +81,7 @@ def ours(photographs: np.ndarray, folder: str) -> None:
 
 
 def peer(photographs: np.ndarray, folder: str, encode, extension: str) -> None:  # type: ignore[no-untyped-def]
-    """As in img2dataset: encode in the loop, pass the bytes to ShardWriter."""
+    """As img2dataset does: encode in the loop, pass the bytes to ShardWriter."""
     pattern = str(Path(folder, "peer-%04d.tar"))
     with wds.ShardWriter(pattern, maxsize=1e12, verbose=0) as writer:
         for group, series in enumerate(photographs):

@@ -4,7 +4,7 @@
 
 It runs on the quickstart's small models, or on the models of `--config CONFIG`; `--set` adds one
 recipe. Some series are made by the fast recipe, by the exact one, and by the exact one from other
-noise, which tells how far fast images may be from exact ones (`benchmarks.criteria`). Then each
+noise; the difference of the last two limits that of fast images (`benchmarks.criteria`). Then each
 recipe builds a mixed dataset, on which the quickstart's CSM is trained; accuracy and ECE are
 compared with those of the exact recipe over the same seeds.
 """
@@ -71,15 +71,15 @@ def main() -> None:
 
     result = Result("fidelity", "faster recipes: images, weights, and a classifier trained on each")
     with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
-        result.figures |= compared(recipes, options, Path(folder))
+        result.figures |= compare(recipes, options, Path(folder))
         if options.seeds:
             with prefect_server():
-                trained(result, recipes, options, Path(folder))
+                train_classifiers(result, recipes, options, Path(folder))
     config = {"seeds": options.seeds, "groups_per_pair": options.groups_per_pair}
     print(write([result], kind="fidelity", device=options.device, config=config))
 
 
-def configured(options: argparse.Namespace, *changes: str) -> BuildConfig:
+def config_of(options: argparse.Namespace, *changes: str) -> BuildConfig:
     changes = (f"mixing.groups_per_pair={options.groups_per_pair}", *changes)
     if options.config is not None:
         return load_settings(BuildConfig, options.config, changes)
@@ -87,12 +87,12 @@ def configured(options: argparse.Namespace, *changes: str) -> BuildConfig:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sample:
     """G series of A images made in one way.
 
     Attributes:
         features: [G A, D]; weights: [G, A, k] along alpha, k = 1 for pairs.
-        seconds: of generating a batch, the median: the first of a recipe may compile.
+        seconds: median per generated batch, as the first batch of a recipe may compile.
     """
 
     features: Tensor
@@ -100,36 +100,36 @@ class Sampled:
     seconds: float
 
 
-def compared(
+def compare(
     recipes: dict[str, tuple[str, ...]], options: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
     """The criteria of each recipe.
 
-    Noise is that of each group's seed, without selection, as the sampler is compared. Labels are
-    measured on the images, so the distributions of images and weights are compared.
+    Noise is that of each group's seed, without selection, as it is the sampler that is compared.
+    Labels are measured on the images, so the distributions of images and weights are compared.
     """
-    root = create_root(configured(options), str(folder / "compared"))
+    root = create_root(config_of(options), str(folder / "compared"))
     ensure_prototypes(root, device=options.device)
     plan = plan_of(root)
     models = load_models(root, plan, device=options.device)
     models = replace(models, noise=random_noise(models.generator.latent_shape))
     seed = plan.config.mixing.seed
     rng = random.Random(hashed_seed(seed, "fidelity"))
-    chosen = sorted(rng.sample(range(plan.num_groups), min(options.series, plan.num_groups)))
-    groups = [plan.group(index) for index in chosen]
-    others = [replace(g, seed=hashed_seed(seed, "fidelity", g.index)) for g in groups]
-    exact, other = sampled(groups, plan, models), sampled(others, plan, models)
+    indices = sorted(rng.sample(range(plan.num_groups), min(options.series, plan.num_groups)))
+    groups = [plan.group(index) for index in indices]
+    other_groups = [replace(g, seed=hashed_seed(seed, "fidelity", g.index)) for g in groups]
+    exact, other = sample_series(groups, plan, models), sample_series(other_groups, plan, models)
     criteria = {}
     for name, changes in recipes.items():
-        generator = configured(options, *changes).generator
+        generator = config_of(options, *changes).generator
         denoiser, device = models.generator.denoiser, str(models.generator.device)
         fast = replace(models, generator=LatentDiffusion(denoiser, generator, device=device))
-        criteria[name] = judged(exact, sampled(groups, plan, fast), other, seed=seed)
+        criteria[name] = judge(exact, sample_series(groups, plan, fast), other, seed=seed)
         print(f"{name}: {json.dumps(criteria[name])}", flush=True)
     return criteria
 
 
-def sampled(groups: Sequence[MixGroup], plan: BuildPlan, models: Models) -> Sampled:
+def sample_series(groups: Sequence[MixGroup], plan: BuildPlan, models: Models) -> Sample:
     features, weights, seconds = [], [], []
     size = plan.config.shards.groups_per_batch
     for start in range(0, len(groups), size):
@@ -141,10 +141,10 @@ def sampled(groups: Sequence[MixGroup], plan: BuildPlan, models: Models) -> Samp
             # The second of two coordinates follows from the first.
             projected = labels.coordinates or [[weight] for weight in labels.weights]
             weights.append(torch.tensor(projected)[torch.tensor(group.alphas).argsort(stable=True)])
-    return Sampled(torch.cat(features), torch.stack(weights), statistics.median(seconds))
+    return Sample(torch.cat(features), torch.stack(weights), statistics.median(seconds))
 
 
-def judged(exact: Sampled, fast: Sampled, other: Sampled, *, seed: int) -> dict[str, Any]:
+def judge(exact: Sample, fast: Sample, other: Sample, *, seed: int) -> dict[str, Any]:
     criteria = [
         *weight_criteria(exact.weights, fast.weights, other.weights, seed=seed),
         feature_criterion(exact.features, fast.features, other.features),
@@ -159,13 +159,13 @@ def judged(exact: Sampled, fast: Sampled, other: Sampled, *, seed: int) -> dict[
     }
 
 
-def trained(
+def train_classifiers(
     result: Result, fast: dict[str, tuple[str, ...]], options: argparse.Namespace, folder: Path
 ) -> None:
-    """Build, train, evaluate each recipe, and the gaps to the exact one."""
+    """Build, train and evaluate each recipe; add the gaps to the exact one."""
     recipes = {EXACT: (), OTHER: ("mixing.seed=1",), **fast}
     for number, (name, changes) in enumerate(recipes.items()):
-        config = configured(options, *changes)
+        config = config_of(options, *changes)
         scores = classifier(config, folder / str(number), seeds=options.seeds)
         result.figures[name] = result.figures.get(name, {}) | scores
         print(f"{name}: {json.dumps(scores)}", flush=True)

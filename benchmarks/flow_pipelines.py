@@ -48,8 +48,8 @@ SMALL_VAE = {
 CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "layers": 12, "heads": 12}
 CLIP_G = {"hidden_size": 1280, "intermediate_size": 5120, "layers": 32, "heads": 20}
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2}
-SMALL_LENGTH = 16  # tokens, as the quickstart's own model reads
-# T5-XXL is as wide, and has 24 layers: what it says is made once, so no benchmark waits for it.
+SMALL_LENGTH = 16  # tokens, as many as the quickstart's model reads
+# T5-XXL is as wide but has 24 layers; texts are encoded once, outside what is timed.
 T5_WIDE = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 1, "num_heads": 64}
 T5_SMALL = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
 SD3: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ SD3: dict[str, dict[str, Any]] = {
         "qk_norm": "rms_norm",
         "dual_attention_layers": tuple(range(13)),
     },
-    # As many blocks, and as narrow as makes a row cost what the stand-in's U-Net costs.
+    # As many blocks, so narrow that a row costs as much as with the U-Net of the quickstart.
     "small-sd3": {
         "sample_size": 8,
         "in_channels": 4,
@@ -83,7 +83,7 @@ SD3: dict[str, dict[str, Any]] = {
     },
 }
 FLUX: dict[str, dict[str, Any]] = {
-    "flux-dev": {"guidance_embeds": True},  # the class's own defaults
+    "flux-dev": {"guidance_embeds": True},  # the defaults of FluxTransformer2DModel
     "small-flux": {
         "in_channels": 16,
         "num_layers": 19,
@@ -109,9 +109,9 @@ def save_flow(
     """Build on the device, in bfloat16 on a GPU; save as safetensors.
 
     Args:
-        size: of SD3 or FLUX.
+        size: a key of SD3 or FLUX.
         names: of classes that the tokenizers know.
-        vae: instead of one with random weights.
+        vae: replaces a VAE with random weights.
     """
     torch.manual_seed(0)
     small = size.startswith("small")
@@ -122,36 +122,36 @@ def save_flow(
     with torch.device(device):
         vae = vae or AutoencoderKL(**(SMALL_VAE if small else LARGE_VAE))
         t5 = T5EncoderModel(t5_config).to(dtype)
-        wide, second = (SMALL, SMALL) if small else (CLIP_L, CLIP_G)
+        first, second = (SMALL, SMALL) if small else (CLIP_L, CLIP_G)
         clip = CLIPTextModelWithProjection if size in SD3 else CLIPTextModel
-        parts: dict[str, Any] = {
+        components: dict[str, Any] = {
             "vae": vae.to(dtype),
-            "text_encoder": text_encoder(clip, wide, names).to(dtype),
+            "text_encoder": text_encoder(clip, first, names).to(dtype),
         }
         if size in SD3:
-            parts |= {
+            components |= {
                 "transformer": SD3Transformer2DModel(**SD3[size]).to(dtype),
                 "text_encoder_2": text_encoder(clip, second, names).to(dtype),
                 "text_encoder_3": t5,
             }
         else:
             network = FluxTransformer2DModel(**FLUX[size]).to(dtype)
-            parts |= {"transformer": network, "text_encoder_2": t5}
+            components |= {"transformer": network, "text_encoder_2": t5}
     length = SMALL_LENGTH if small else 77
-    parts["tokenizer"] = tokenizer_of(names, length)
+    components["tokenizer"] = tokenizer_of(names, length)
     if size in SD3:
-        parts |= {"tokenizer_2": tokenizer_of(names, length), "tokenizer_3": t5_tokenizer}
+        components |= {"tokenizer_2": tokenizer_of(names, length), "tokenizer_3": t5_tokenizer}
         scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-        pipeline: Any = StableDiffusion3Pipeline(scheduler=scheduler, **parts)
+        pipeline: Any = StableDiffusion3Pipeline(scheduler=scheduler, **components)
     else:
-        parts["tokenizer_2"] = t5_tokenizer
+        components["tokenizer_2"] = t5_tokenizer
         scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
-        pipeline = FluxPipeline(scheduler=scheduler, **parts)
+        pipeline = FluxPipeline(scheduler=scheduler, **components)
     pipeline.save_pretrained(folder, safe_serialization=True)
     return folder
 
 
 def _t5_tokenizer(words: Sequence[str]) -> T5Tokenizer:
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0)]
-    known = [(f"\u2581{word}", -1.0) for word in sorted(set(words))]
-    return T5Tokenizer(vocab=[*special, *known])
+    vocabulary = [(f"\u2581{word}", -1.0) for word in sorted(set(words))]
+    return T5Tokenizer(vocab=[*special, *vocabulary])

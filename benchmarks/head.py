@@ -27,10 +27,10 @@ def run() -> Result:
     result = Result("C7", f"MaC-Cal's head, {EPOCHS} epochs, no augmentation, process CPU seconds")
     settings = config(EPOCHS)
     data = open_data(settings)
-    network = frozen(settings, data)
+    network = frozen_network(settings, data)
     accelerator = Accelerator(cpu=True)
     heads: dict[str, dict[str, Tensor]] = {}
-    base_accuracy = accuracy(network, data)  # stage one knows it
+    base_accuracy = accuracy(network, data)  # stage one reports it to the head stage
 
     def cached() -> None:
         stage = HeadStage(settings, data, network=network, seed=SEED, accelerator=accelerator)
@@ -44,19 +44,19 @@ def run() -> Result:
 
     def one_pass() -> None:
         with torch.no_grad():
-            for part in data.images("train").tensor.split(128):
-                network.features(part)
+            for images in data.images("train").tensor.split(128):
+                network.features(images)
 
     seconds = interleaved({"loop": in_the_loop, "cached": cached, "one pass": one_pass}, repeats=3)
     speedup = ratio(seconds["loop"], seconds["cached"])
     result.at_least("ratio to the network inside the loop", speedup["ratio"], 0.8 * EPOCHS)
     result.at_most("largest difference of a weight", difference(heads), 1e-5)
-    limit = ratio(seconds["cached"], seconds["one pass"])["ratio"]
+    over_one_pass = ratio(seconds["cached"], seconds["one pass"])["ratio"]
     result.figures |= {
         "images": len(data.images("train")),
         "ratio": speedup,
         "cpu_seconds": seconds,
-        "cached over one pass through the network": limit,
+        "cached over one pass through the network": over_one_pass,
     }
     return result
 
@@ -72,8 +72,8 @@ def config(epochs: int) -> TrainConfig:
     return load_settings(TrainConfig, values)
 
 
-def frozen(settings: TrainConfig, data: TrainingData) -> Network:
-    """A network with random weights whose batch norms know the images."""
+def frozen_network(settings: TrainConfig, data: TrainingData) -> Network:
+    """A network with random weights and the images' statistics in its batch norms."""
     torch.manual_seed(SEED)
     network = Network(settings, data.num_classes)
     network.normalise.fit(data.train_pixels)
@@ -84,8 +84,8 @@ def frozen(settings: TrainConfig, data: TrainingData) -> Network:
 
 @torch.no_grad()
 def accuracy(network: Network, data: TrainingData) -> float:
-    parts = [network(images)[0].argmax(1) for images in data.images("train").tensor.split(500)]
-    return (torch.cat(parts) == data.train_targets).float().mean().item()
+    predicted = [network(images)[0].argmax(1) for images in data.images("train").tensor.split(500)]
+    return (torch.cat(predicted) == data.train_targets).float().mean().item()
 
 
 def train_in_loop(
@@ -97,21 +97,24 @@ def train_in_loop(
     epochs: int,
     device: str = "cpu",
 ) -> MaskedBottleneckHead:
-    """The stage as one writes it down: each batch through the network, then a step of the head."""
+    """The stage without cached features: each batch passes the network, then trains the head."""
     assert isinstance(settings.head, MaCCalConfig)
     torch.manual_seed(derived_seed(SEED, "head weights"))
     head = build_head(settings.head, network.num_features, data.num_classes).train().to(device)
     assert isinstance(head, MaskedBottleneckHead)
-    rule = SparsityController(
+    controller = SparsityController(
         base_accuracy=base_accuracy,
         chance=1 / data.num_classes,
         seed=derived_seed(SEED, "masks"),
         **controller_params(settings.head),
     )
     images = len(data.train_targets)
-    how = settings.head.optimiser_of(images)
+    recipe = settings.head.optimiser_of(images)
     optimiser = torch.optim.SGD(
-        head.parameters(), lr=how.learning_rate, momentum=0.9, weight_decay=how.weight_decay
+        head.parameters(),
+        lr=recipe.learning_rate,
+        momentum=0.9,
+        weight_decay=recipe.weight_decay,
     )
     batches = Batches(
         data.images("train"),
@@ -122,7 +125,7 @@ def train_in_loop(
     )
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derived_seed(SEED, "head", epoch))
-        head.start_epoch(rule.p, rule.generator)
+        head.start_epoch(controller.p, controller.generator)
         sums = torch.zeros(2, device=device)
         for batch in batches.epoch(generator):
             with torch.no_grad():
@@ -134,10 +137,10 @@ def train_in_loop(
             optimiser.step()
             optimiser.zero_grad()
             head.after_step()
-            confidence, predicted = logits.detach().softmax(1).max(1)
-            sums += torch.stack([(predicted == batch.targets).sum(), confidence.sum()])
-        right, sure = (sums / len(batches) / batches.batch_size).tolist()
-        rule.end_epoch(accuracy=right, confidence=sure)
+            confidences, predicted = logits.detach().softmax(1).max(1)
+            sums += torch.stack([(predicted == batch.targets).sum(), confidences.sum()])
+        correct, confidence = (sums / len(batches) / batches.batch_size).tolist()
+        controller.end_epoch(accuracy=correct, confidence=confidence)
     return head
 
 

@@ -15,11 +15,11 @@ from semix.data.root import Root
 
 T = TypeVar("T")
 
-MODULE, SECONDS = "benchmarks.idle_worker", "SEMIX_IDLE_SECONDS"
+MODULE, SLEEP_VARIABLE = "benchmarks.idle_worker", "SEMIX_IDLE_SECONDS"
 
 
 def idle_root(shards: int) -> Root:
-    """A plan of so many shards, one series of two images each; its prototypes are measured."""
+    """A root planned for `shards` of one series of two images each; its prototypes are measured."""
     return planned_root(
         "mixing.pairs={kind: named, names: [[zero, one]]}",
         f"mixing.groups_per_pair={shards}",
@@ -34,14 +34,14 @@ def planned_root(*overrides: str) -> Root:
     from semix.pipeline.prototypes import ensure_prototypes
     from semix.pipeline.root import create_root
 
-    from benchmarks.models import build_config  # heavy, and not for those that watch
+    from benchmarks.models import build_config  # heavy, and not needed by processes that only watch
 
     root = create_root(build_config(*overrides), tempfile.mkdtemp(prefix="semix-bench-"))
     ensure_prototypes(root, device="cpu")
     return root
 
 
-def copied(root: Root) -> Root:
+def copy_plan(root: Root) -> Root:
     """The same plan in a new folder, with none of its shards."""
     folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
     for name in (PLAN, PROTOTYPES):
@@ -51,20 +51,20 @@ def copied(root: Root) -> Root:
 
 @contextmanager
 def idle_workers(seconds: float = 0.0) -> Iterator[None]:
-    """Flows of this process start workers whose models cost nothing.
+    """Within the block, flows of this process start workers whose models cost nothing.
 
     Args:
-        seconds: that each shard sleeps.
+        seconds: time that each shard sleeps.
     """
     from semix.flows.slots import slot
 
     module, slot.WORKER = slot.WORKER, MODULE
-    os.environ[SECONDS] = str(seconds)
+    os.environ[SLEEP_VARIABLE] = str(seconds)
     try:
         yield
     finally:
         slot.WORKER = module
-        del os.environ[SECONDS]
+        del os.environ[SLEEP_VARIABLE]
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def own_prefect() -> Iterator[Path]:
             os.environ.update({name: value for name, value in saved.items() if value is not None})
 
 
-def apart(function: Callable[[], T]) -> T:
+def call_in_new_process(function: Callable[[], T]) -> T:
     """Call a function in a new process with a separate Prefect home; returns its result."""
     with own_prefect(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function).result()

@@ -1,4 +1,4 @@
-"""A worker whose models cost nothing: leases, shards and commits as ever, no generation.
+"""A worker whose models cost nothing: leases, shards and commits as usual, no generation.
 
     python -m benchmarks.idle_worker URL --slot 0 --slots 2
 
@@ -13,14 +13,16 @@ from semix.data.root import Root
 from semix.pipeline import shard, worker
 from semix.pipeline.plan import BuildPlan
 
-from benchmarks.idle import SECONDS
+from benchmarks.idle import SLEEP_VARIABLE
 from benchmarks.pictures import blending_models
 
-SIZE = 8  # of an image, pixels
+SIZE = 8  # side of an image, pixels
 
 
 def load_nothing(root: Root, plan: BuildPlan, **_: Any) -> shard.Models:
-    return blending_models(root, plan, size=SIZE, seconds=float(os.environ.get(SECONDS, "0")))
+    return blending_models(
+        root, plan, size=SIZE, seconds=float(os.environ.get(SLEEP_VARIABLE, "0"))
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ten thousand shards that cost nothing through the build flow: memory, requests, leftovers."""
+"""Ten thousand shards that cost nothing through the build flow: memory, requests, files left."""
 
 import multiprocessing
 import sqlite3
@@ -15,7 +15,7 @@ from benchmarks.measure import Result
 
 SHARDS, SLOTS = 10_000, 2
 LOOK_EVERY_S = 1.0
-WARM = 0.1  # of the shards: after these, what a process needs anyway is loaded
+WARM_FRACTION = 0.1  # fraction of the shards after which a process has loaded what it needs
 MAX_TASK_RUNS = 200
 TABLES = ("flow_run", "task_run", "log", "events", "artifact", "artifact_collection")
 
@@ -25,14 +25,14 @@ class Watch:
     """Shards done and megabytes of each process, every second.
 
     Attributes:
-        memory: by role (flow, server, slot 0 ..): rows of shards done, resident and own MB.
+        memory: per role (flow, server, slot 0 ..) rows of shards done, resident and unique MB.
     """
 
     root: Root
     flow: psutil.Process
     memory: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
 
-    def look(self) -> None:
+    def record_memory(self) -> None:
         done = sum(1 for _ in Path(self.root.url).glob("shards/*/*.json"))
         for process in [self.flow, *self.flow.children(recursive=True)]:
             try:
@@ -40,13 +40,13 @@ class Watch:
                 row = (done, used.rss / 2**20, used.uss / 2**20)
                 self.memory.setdefault(role(process.cmdline()), []).append(row)
             except psutil.Error:
-                continue  # it ended meanwhile
+                continue  # the process ended meanwhile
 
     def growth(self) -> dict[str, dict[str, float]]:
-        """Of each process, once warm and until the last shard: its own MB, a line through them."""
+        """Per process, between warm-up and last shard: its unique MB, and their slope."""
         fits, last = {}, self.root.plan.num_shards
         for name, rows in self.memory.items():
-            warm = np.array([row for row in rows if WARM * last <= row[0] < last])
+            warm = np.array([row for row in rows if WARM_FRACTION * last <= row[0] < last])
             if len(warm) > 2:
                 done, _, megabytes = warm.T
                 fits[name] = {
@@ -67,19 +67,19 @@ def run() -> Result:
         process.start()
         watch = Watch(root, psutil.Process(process.pid))
         while process.is_alive():
-            watch.look()
+            watch.record_memory()
             process.join(LOOK_EVERY_S)
         seconds = time.perf_counter() - start
         assert process.exitcode == 0, "the flow failed"
-        accounted(result, Root(root.url))
-        prefect_kept(result, home)
-    grown = watch.growth()
-    flat = grown["flow"]["last_mb"] / grown["flow"]["first_mb"]
-    result.at_most(f"memory of the flow, last over first after {WARM:.0%}", flat, 1.1)
+        check_store(result, Root(root.url))
+        check_database(result, home)
+    growth = watch.growth()
+    flat = growth["flow"]["last_mb"] / growth["flow"]["first_mb"]
+    result.at_most(f"memory of the flow, last over first after {WARM_FRACTION:.0%}", flat, 1.1)
     result.figures |= {
         "seconds": seconds,
         "shards_a_second": SHARDS / seconds,
-        "memory": grown,
+        "memory": growth,
         "flow_samples": watch.memory["flow"][:: max(1, len(watch.memory["flow"]) // 20)],
     }
     return result
@@ -102,8 +102,8 @@ def role(command: list[str]) -> str:
     return "flow" if any("spawn_main" in word for word in command) else "other"
 
 
-def accounted(result: Result, root: Root) -> None:
-    """Check that every shard is in the store once, and nothing else."""
+def check_store(result: Result, root: Root) -> None:
+    """Check that the store holds every shard once and nothing else."""
     result.equal("shards missing", len(root.missing()), 0)
     result.equal("shards committed", root.progress().done, SHARDS)
     names = root.store.list("shards")
@@ -114,8 +114,8 @@ def accounted(result: Result, root: Root) -> None:
     result.equal("indices", len(root.indices()), 1)
 
 
-def prefect_kept(result: Result, home: Path) -> None:
-    """What the run left in Prefect's database."""
+def check_database(result: Result, home: Path) -> None:
+    """Check the number of task runs in Prefect's database, and add its size to the result."""
     sizes = {path.name: path.stat().st_size for path in home.glob("prefect.db*")}
     with sqlite3.connect(f"file:{home / 'prefect.db'}?mode=ro", uri=True) as database:
         counts = {table: database.execute(f"select count(*) from {table}") for table in TABLES}

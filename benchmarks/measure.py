@@ -25,7 +25,7 @@ class Result:
 
     Attributes:
         bars: name -> {"value", "bar", "holds"}; a bar is what performance must reach.
-        figures: everything else worth keeping, timings among it.
+        figures: all other results, timings included.
     """
 
     name: str
@@ -65,11 +65,11 @@ def interleaved(
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
     """Ratio of the medians, with a 95 % interval by resampling the repeats of both sides."""
     rng = np.random.default_rng(0)
-    draws = [
+    ratios = [
         np.median(rng.choice(slow, len(slow))) / np.median(rng.choice(fast, len(fast)))
         for _ in range(2000)
     ]
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = np.quantile(ratios, [0.025, 0.975])
     value = statistics.median(slow) / statistics.median(fast)
     return {"ratio": value, "interval": [float(low), float(high)]}
 
@@ -81,10 +81,10 @@ def slope(x: Sequence[float], seconds: Sequence[Sequence[float]]) -> dict[str, A
     def fit(values: Sequence[float]) -> float:
         return float(np.polyfit(np.log(x), np.log(values), 1)[0])
 
-    draws = [
+    slopes = [
         fit([float(np.median(rng.choice(row, len(row)))) for row in seconds]) for _ in range(2000)
     ]
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = np.quantile(slopes, [0.025, 0.975])
     return {
         "x": list(x),
         "median_seconds": [statistics.median(row) for row in seconds],
@@ -94,28 +94,28 @@ def slope(x: Sequence[float], seconds: Sequence[Sequence[float]]) -> dict[str, A
 
 
 def line(x: Sequence[float], seconds: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Least squares seconds = a + b x over the medians, and how much of the spread it explains."""
+    """Least squares seconds = a + b x over the medians, and the fraction of variance explained."""
     y = [statistics.median(row) for row in seconds]
     b, a = np.polyfit(x, y, 1)
-    rest = np.square(np.asarray(y) - a - b * np.asarray(x)).sum()
-    explained = 1 - rest / np.square(np.asarray(y) - np.mean(y)).sum()
+    residual = np.square(np.asarray(y) - a - b * np.asarray(x)).sum()
+    explained = 1 - residual / np.square(np.asarray(y) - np.mean(y)).sum()
     return {"x": list(x), "median_seconds": y, "a": float(a), "b": float(b), "r2": float(explained)}
 
 
 def write(results: Sequence[Result], *, kind: str, device: str, config: dict[str, Any]) -> Path:
-    """Keep the results as `results/DATE-KIND.json`; results of other benchmarks in it stay."""
+    """Write `results/DATE-KIND.json`; results of other benchmarks in that file stay."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     path = RESULTS / f"{today}-{kind}.json"
-    earlier = json.loads(path.read_text())["results"] if path.is_file() else {}
+    earlier_results = json.loads(path.read_text())["results"] if path.is_file() else {}
     content = contents(results, device=device, config=config)
-    content["results"] = dict(sorted((earlier | content["results"]).items()))
+    content["results"] = dict(sorted((earlier_results | content["results"]).items()))
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
 
 
 def contents(results: Sequence[Result], *, device: str, config: dict[str, Any]) -> dict[str, Any]:
-    """What a file of results holds: where, when and with what they were measured."""
+    """The content of a result file: the results, their date, machine, versions and settings."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": device,

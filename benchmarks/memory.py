@@ -1,4 +1,4 @@
-"""Memory over 100 times more groups: one process makes shard after shard."""
+"""Memory of one process that makes 100 shards, one after another."""
 
 import multiprocessing
 import resource
@@ -20,14 +20,14 @@ def run() -> Result:
 
 
 def make_shards() -> tuple[float, float, float]:
-    """Resident megabytes after the first shards and after all, and the highest ever."""
+    """Resident megabytes after the first shard and after the last, and the peak."""
     from semix.pipeline.shard import generate_shard
     from semix.pipeline.shard_job import finish
 
-    from benchmarks.models import build_config, opened
+    from benchmarks.models import build_config, open_root
 
     config = build_config("generator.steps=1", "mixing.groups_per_pair=18", "mixing.alphas=4")
-    root, plan, models = opened(config)
+    root, plan, models = open_root(config)
     resident = []
     for index in range(SHARDS):
         finish(generate_shard(plan.shard(index), plan, models=models, root=root))

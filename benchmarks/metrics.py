@@ -13,7 +13,7 @@ from benchmarks.measure import Result, interleaved, ratio
 
 SAMPLES, CLASSES = (10_000, 100_000), (10, 100, 1000)
 BINS = 15
-LOOPED = 10_000_000  # logits up to which the loop over classes runs; beyond, it takes minutes
+MAX_LOOPED = 10_000_000  # logits; with more, the loop over classes takes minutes
 BAR = 5.0
 
 
@@ -22,13 +22,13 @@ def run() -> Result:
         "C8", f"ECE and classwise ECE of {BINS} bins, process CPU seconds of one thread"
     )
     torch.set_num_threads(1)
-    apart, rows = {"top-label": 0.0, "classwise": 0.0}, {}
+    differences, rows = {"top-label": 0.0, "classwise": 0.0}, {}
     for samples in SAMPLES:
         for classes in CLASSES:
             logits, targets = case(samples, classes)
             name = f"{samples} x {classes}"
-            rows[name] = compared(logits, targets, apart)
-    for measure, difference in apart.items():
+            rows[name] = compare(logits, targets, differences)
+    for measure, difference in differences.items():
         result.at_most(f"difference of {measure} ECE", difference, 1e-6)
     for peer in ("torchmetrics", "official top-label", "official classwise"):
         ratios = {name: row[peer]["ratio"] for name, row in rows.items() if peer in row}
@@ -42,14 +42,14 @@ def case(samples: int, classes: int) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(samples + classes)
     logits = 2 * torch.randn(samples, classes, generator=rng)
     targets = torch.randint(classes, (samples,), generator=rng)
-    likely = torch.rand(samples, generator=rng) < 0.75
-    # So much that none has confidence 1, for which torchmetrics has a bin of its own.
-    logits[torch.arange(samples)[likely], targets[likely]] += 5
+    is_correct = torch.rand(samples, generator=rng) < 0.75
+    # Not so much that a confidence is 1, for which torchmetrics has a separate bin.
+    logits[torch.arange(samples)[is_correct], targets[is_correct]] += 5
     return logits, targets
 
 
-def compared(logits: Tensor, targets: Tensor, apart: dict[str, float]) -> dict[str, Any]:
-    """Ratios to each peer; first, how far their values are apart, kept in `apart` if it is more."""
+def compare(logits: Tensor, targets: Tensor, differences: dict[str, float]) -> dict[str, Any]:
+    """Ratios to each peer; `differences` keeps the largest difference of values of all calls."""
     sides: dict[str, Any] = {
         "top-label": lambda: top_label_ece(logits, targets),
         "classwise": lambda: classwise_ece(logits, targets),
@@ -58,13 +58,14 @@ def compared(logits: Tensor, targets: Tensor, apart: dict[str, float]) -> dict[s
         "official top-label": lambda: official_ece(logits, targets),
     }
     peers = {"torchmetrics": "top-label", "official top-label": "top-label"}
-    if logits.numel() <= LOOPED:
+    if logits.numel() <= MAX_LOOPED:
         sides["official classwise"] = lambda: official_classwise_ece(logits, targets)
         peers["official classwise"] = "classwise"
-    for peer, ours in peers.items():
-        apart[ours] = max(apart[ours], abs(sides[peer]() - sides[ours]()))
+    for peer, measure in peers.items():
+        difference = abs(sides[peer]() - sides[measure]())
+        differences[measure] = max(differences[measure], difference)
     seconds = interleaved(sides, repeats=5 if logits.numel() <= 10**6 else 3)
-    return {peer: ratio(seconds[peer], seconds[ours]) for peer, ours in peers.items()} | {
+    return {peer: ratio(seconds[peer], seconds[measure]) for peer, measure in peers.items()} | {
         "cpu_seconds": seconds
     }
 
@@ -85,25 +86,25 @@ def torchmetrics_ece(logits: Tensor, targets: Tensor) -> float:
 
 
 def official_ece(logits: Tensor, targets: Tensor) -> float:
-    """Guo et al. 2017 as their code goes about it: a mask and two means for each bin."""
+    """Guo et al. 2017 as in their code: a mask and two means for each bin."""
     confidence, predicted = logits.softmax(1).max(1)
-    return binned(confidence, predicted.eq(targets))
+    return binned_error(confidence, predicted.eq(targets))
 
 
 def official_classwise_ece(logits: Tensor, targets: Tensor) -> float:
-    """The same for each class in turn."""
+    """The mean over classes of the same error for each class."""
     probabilities = logits.softmax(1)
-    errors = [binned(probabilities[:, k], targets.eq(k)) for k in range(logits.shape[1])]
+    errors = [binned_error(probabilities[:, k], targets.eq(k)) for k in range(logits.shape[1])]
     return sum(errors) / len(errors)
 
 
-def binned(probability: Tensor, true: Tensor) -> float:
+def binned_error(probability: Tensor, outcome: Tensor) -> float:
     edges = torch.linspace(0, 1, BINS + 1)
     error = torch.zeros(1)
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         inside = probability.gt(low) * probability.le(high)
-        share = inside.float().mean()
-        if share.item() > 0:
-            gap = probability[inside].mean() - true[inside].float().mean()
-            error += gap.abs() * share
+        fraction = inside.float().mean()
+        if fraction.item() > 0:
+            gap = probability[inside].mean() - outcome[inside].float().mean()
+            error += gap.abs() * fraction
     return error.item()

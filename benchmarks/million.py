@@ -1,4 +1,4 @@
-"""A million shards: memory, seconds and requests of every look, on a simulated store."""
+"""A million shards: memory, seconds and requests of reading them, on a simulated store."""
 
 import json
 import multiprocessing
@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.measure import Result
 
 SIZES = (1_000, 1_000_000)
-LACKING = 300  # the last folder is not full
-GROWN = 50  # shards that are made between two status calls
+MISSING = 300  # the last folder is not full
+NEW_SHARDS = 50  # made between two status calls
 MAX_MB, MAX_SECONDS = 1000, 120  # to read all records, or the index that has them
 READING = {"no index": "without an index", "status": "from an index"}
 Figures = dict[str, dict[str, Any]]
@@ -25,15 +25,15 @@ def run() -> Result:
     with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
         for shards in SIZES:
             index = str(Path(folder, f"{shards}.json"))
-            _alone(context, write_index, shards, index)
-            for look in (without_index, from_index, resuming):
-                for name, figures in _alone(context, look, shards, index).items():
+            _in_new_process(context, write_index, shards, index)
+            for operation in (without_index, from_index, resuming):
+                for name, figures in _in_new_process(context, operation, shards, index).items():
                     result.figures.setdefault(name, {})[str(shards)] = figures
     million = str(SIZES[-1])
-    for name, how in READING.items():
+    for name, description in READING.items():
         cost = result.figures[name][million]
-        result.at_most(f"MB of a status {how}", cost["peak_mb"], MAX_MB)
-        result.at_most(f"seconds of a status {how}", cost["seconds"], MAX_SECONDS)
+        result.at_most(f"MB of a status {description}", cost["peak_mb"], MAX_MB)
+        result.at_most(f"seconds of a status {description}", cost["seconds"], MAX_SECONDS)
     requests = {name: cost["requests"] for name, cost in result.figures["second look"].items()}
     result.equal("requests of a second look", requests[million], requests[str(SIZES[0])])
     result.figures["seconds of 1000 lookups in a plan"] = lookups()
@@ -43,42 +43,42 @@ def run() -> Result:
 def write_index(shards: int, index: str) -> None:
     from tests.simulated import index_of
 
-    Path(index).write_bytes(index_of(shards - LACKING))
+    Path(index).write_bytes(index_of(shards - MISSING))
 
 
 def without_index(shards: int, index: str) -> Figures:
     """Opening and status if every record must be read."""
-    with _opened(shards, None) as (root, store):
-        return {"no index": _timed(root.status, store)}
+    with _open_simulated(shards, None) as (root, store):
+        return {"no index": _time(root.status, store)}
 
 
 def from_index(shards: int, index: str) -> Figures:
-    """Opening and status from an index; again: nothing changed, a folder grew; what is missing."""
-    with _opened(shards, index) as (root, store):
-        costs = {"status": _timed(root.status, store)}
-        costs["second look"] = _timed(root.status, store)
-        store.done += GROWN
-        costs["one folder grew"] = _timed(root.status, store)
-        costs["missing"] = _timed(root.missing, store)
+    """Status from an index; again, unchanged; again, after a folder grew; then what is missing."""
+    with _open_simulated(shards, index) as (root, store):
+        costs = {"status": _time(root.status, store)}
+        costs["second look"] = _time(root.status, store)
+        store.done += NEW_SHARDS
+        costs["one folder grew"] = _time(root.status, store)
+        costs["missing"] = _time(root.missing, store)
         assert root.missing() == list(range(store.done, shards))
         return costs
 
 
 def resuming(shards: int, index: str) -> Figures:
-    """What `semix resume` looks at before it starts a flow: sizes of all files, what lacks."""
+    """What `semix resume` reads before it starts a flow: sizes of all files, missing shards."""
     from semix.data.verify import damage
     from semix.flows.build_steps import ShardSelection
 
-    def look(root: Any) -> None:
+    def operation(root: Any) -> None:
         assert [problem.kind for problem in damage(root)] == ["prototypes"]  # there are none
-        assert len(ShardSelection(skip_failed="1%").shards_to_make(root)) == LACKING
+        assert len(ShardSelection(skip_failed="1%").shards_to_make(root)) == MISSING
 
-    with _opened(shards, index) as (root, store):
-        return {"resume": _timed(lambda: look(root), store)}
+    with _open_simulated(shards, index) as (root, store):
+        return {"resume": _time(lambda: operation(root), store)}
 
 
 def lookups() -> dict[str, float]:
-    """A plan's shards are arithmetic: the last of a thousand costs what that of a million does."""
+    """CPU seconds of the last 1000 shards of each plan: computed, so equal for all sizes."""
     from semix.data.settings import load_settings
     from semix.pipeline.config import BuildConfig
     from semix.pipeline.plan import BuildPlan
@@ -102,9 +102,9 @@ def lookups() -> dict[str, float]:
 
 
 @contextmanager
-def _opened(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
-    """A simulated root and its store, whose index is a file: who reads it holds its bytes."""
-    import semix.flows.build_steps  # noqa: F401 - imports are not what is measured
+def _open_simulated(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
+    """A simulated root and its store; the index is read from a file, so its bytes count."""
+    import semix.flows.build_steps  # noqa: F401 - not measured
 
     from tests.simulated import SimulatedShards, simulated
 
@@ -115,35 +115,35 @@ def _opened(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
                 return Path(index).read_bytes()
             return super().get(name, max_bytes)
 
-    store = Shards(shards, shards - LACKING, index=b"a file" if index else None)
+    store = Shards(shards, shards - MISSING, index=b"a file" if index else None)
     with simulated(store) as root:
         yield root, store
 
 
-def _timed(look: Callable[[], object], store: Any) -> dict[str, Any]:
-    """Of one look; memory above that of now at its highest."""
+def _time(operation: Callable[[], object], store: Any) -> dict[str, Any]:
+    """Cost of one operation; `peak_mb` is its peak above the memory before it."""
     store.requests.clear()
-    Path("/proc/self/clear_refs").write_text("5")  # the highest memory so far is that of now
-    above = _highest_mb()
-    start, work = time.perf_counter(), time.process_time()
-    look()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the memory of now
+    before_mb = _peak_mb()
+    start, cpu_start = time.perf_counter(), time.process_time()
+    operation()
     return {
-        "cpu_seconds": round(time.process_time() - work, 3),
+        "cpu_seconds": round(time.process_time() - cpu_start, 3),
         "seconds": round(time.perf_counter() - start, 3),
-        "peak_mb": round(_highest_mb() - above, 2),
+        "peak_mb": round(_peak_mb() - before_mb, 2),
         "requests": sum(store.requests.values()),
     }
 
 
-def _highest_mb() -> float:
+def _peak_mb() -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
-def _alone(context: Any, work: Callable[..., Any], *arguments: Any) -> Any:
+def _in_new_process(context: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Run in a separate process, so that memory of other measurements is not counted."""
     with context.Pool(1) as pool:
-        return pool.apply(work, arguments)
+        return pool.apply(function, arguments)
 
 
 if __name__ == "__main__":

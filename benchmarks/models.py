@@ -16,17 +16,17 @@ from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.shard import Models, load_models
 from semix.pipeline.standins import StandIns, train_standins
 
-KEPT = Path(__file__).parents[1] / "build" / "standins"
+STANDINS = Path(__file__).parents[1] / "build" / "standins"
 
 
 @cache
 def standins() -> StandIns:
-    """The quickstart's own models, trained once and kept."""
-    return train_standins(load_real(RealDataConfig(name="digits")), KEPT)
+    """The quickstart's small models, trained once and stored in STANDINS."""
+    return train_standins(load_real(RealDataConfig(name="digits")), STANDINS)
 
 
 def build_config(*overrides: str, models: StandIns | None = None) -> BuildConfig:
-    """45 groups of 8 alphas, 10 steps with guidance, in batches of 8 groups."""
+    """45 series of 8 alphas, 10 steps with guidance, in batches of 8 series."""
     models = models or standins()
     values: dict[str, Any] = {
         "real": {"name": "digits"},
@@ -38,8 +38,8 @@ def build_config(*overrides: str, models: StandIns | None = None) -> BuildConfig
     return load_settings(BuildConfig, values, overrides)
 
 
-def opened(config: BuildConfig, folder: str | None = None) -> tuple[Root, BuildPlan, Models]:
-    """A root in a temporary folder, and everything that making its shards needs."""
+def open_root(config: BuildConfig, folder: str | None = None) -> tuple[Root, BuildPlan, Models]:
+    """A new root in `folder` or a temporary one, its plan, and the models that make its shards."""
     root = create_root(config, folder or tempfile.mkdtemp(prefix="semix-bench-"))
     ensure_prototypes(root, device="cpu")
     plan = plan_of(root)

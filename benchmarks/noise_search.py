@@ -19,10 +19,10 @@ from semix.pipeline.noise.source import scoring_conditions
 from benchmarks.measure import Result, line
 from benchmarks.models import build_config
 
-POOL, TOGETHER = 32, 8  # candidates of a pair; choices scored together
+POOL, CHOICES_PER_CALL = 32, 8  # candidates per pair; choices that are scored together
 COUNTS = (4, 8, 16, 32)
-SEED = 7_000_000  # other noises than those on which the schedule was chosen
-Job = tuple[tuple[int, ...], list[int]]  # classes and seeds of one choice
+SEED = 7_000_000  # not the noises with which the schedule was tuned
+Job = tuple[tuple[int, ...], list[int]]  # classes and candidate seeds of one choice
 
 
 def run() -> Result:
@@ -34,30 +34,30 @@ def run() -> Result:
     ]
     first, last = rungs(search.config)
     full, _, _ = search(pools, [Rung(POOL, last.steps)])
-    look, _, _ = search(pools, [first])
-    both = zip(full, look, strict=True)
-    rho = [float(spearmanr(a.scores, b.scores).statistic) for a, b in both]
-    result.at_least("Spearman between the rungs, mean", sum(rho) / len(rho), 0.8)
-    counted: list[tuple[int, float]] = []
+    rough, _, _ = search(pools, [first])
+    both = zip(full, rough, strict=True)
+    correlations = [float(spearmanr(a.scores, b.scores).statistic) for a, b in both]
+    result.at_least("Spearman between the rungs, mean", sum(correlations) / len(correlations), 0.8)
+    costs: list[tuple[int, float]] = []
     for count in COUNTS:
         jobs = [
-            (pair, seeds[at : at + count]) for pair, seeds in pools for at in range(0, POOL, count)
+            (pair, seeds[i : i + count]) for pair, seeds in pools for i in range(0, POOL, count)
         ][: 45 * POOL // 16]
-        whole, whole_rows, whole_s = search(jobs, [Rung(count, last.steps)])
+        full_choices, full_rows, full_s = search(jobs, [Rung(count, last.steps)])
         halved, rows, seconds = search(jobs, rungs(config_of(count)))
-        lost = regrets(whole, halved)
-        counted += [(whole_rows, whole_s), (rows, seconds)]
-        result.at_most(f"rows of {count} candidates over all in full", rows / whole_rows, 0.55)
-        result.at_most(f"regret of {count} candidates, in sd", float(lost.mean()), 0.1)
+        losses = regrets(full_choices, halved)
+        costs += [(full_rows, full_s), (rows, seconds)]
+        result.at_most(f"rows of {count} candidates over all in full", rows / full_rows, 0.55)
+        result.at_most(f"regret of {count} candidates, in sd", float(losses.mean()), 0.1)
         result.figures[f"{count} candidates"] = {
             "choices": len(jobs),
-            "regret_standard_error": float(lost.std() / len(jobs) ** 0.5),
-            "same_choice": float((lost == 0).float().mean()),
-            "cpu_seconds_over_all_in_full": seconds / whole_s,
+            "regret_standard_error": float(losses.std() / len(jobs) ** 0.5),
+            "same_choice": float((losses == 0).float().mean()),
+            "cpu_seconds_over_all_in_full": seconds / full_s,
         }
-    fit = line([rows for rows, _ in counted], [[seconds] for _, seconds in counted])
+    fit = line([rows for rows, _ in costs], [[seconds] for _, seconds in costs])
     result.at_least("share of CPU time explained by a line over rows", fit["r2"], 0.98)
-    result.figures |= {"time_over_rows": fit, "spearman_least": min(rho)}
+    result.figures |= {"time_over_rows": fit, "spearman_least": min(correlations)}
     scores = torch.tensor([choice.scores for choice in full])
     result.figures["stability"] = {
         "mean": float(scores.mean()),
@@ -72,13 +72,15 @@ def config_of(candidates: int) -> BuildConfig:
     return build_config(noise, "generator.steps=20")
 
 
-def regrets(whole: Sequence[NoiseSelection], halved: Sequence[NoiseSelection]) -> torch.Tensor:
+def regrets(
+    full_choices: Sequence[NoiseSelection], halved: Sequence[NoiseSelection]
+) -> torch.Tensor:
     """Full stability lost, in standard deviations over the candidates of the same choice."""
-    lost = []
-    for all_, few in zip(whole, halved, strict=True):
-        scores = torch.tensor(all_.scores)
-        lost.append((scores[all_.best] - scores[few.best]) / scores.std())
-    return torch.stack(lost)
+    losses = []
+    for reference, halved_choice in zip(full_choices, halved, strict=True):
+        scores = torch.tensor(reference.scores)
+        losses.append((scores[reference.best] - scores[halved_choice.best]) / scores.std())
+    return torch.stack(losses)
 
 
 class Search:
@@ -92,23 +94,23 @@ class Search:
         pair = inversion_pair(self.generator.denoiser.scheduler)
         self.scorer = Scorer(self.predict, pair, guidance_scale=1.0, max_rows=64)
 
-    def predict(self, latents: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def predict(self, latents: torch.Tensor, *arguments: Any) -> torch.Tensor:
         self.rows += len(latents)
-        return self.generator.predict(latents, *rest)
+        return self.generator.predict(latents, *arguments)
 
     def __call__(
         self, jobs: Sequence[Job], schedule: list[Rung]
     ) -> tuple[list[NoiseSelection], int, float]:
-        """The choices, the rows and the CPU seconds."""
-        self.rows, start = 0, time.process_time()
+        """Returns the choices, the rows of the network and the CPU seconds."""
+        self.rows, started = 0, time.process_time()
         choices: list[NoiseSelection] = []
-        for at in range(0, len(jobs), TOGETHER):
-            part = jobs[at : at + TOGETHER]
+        for start in range(0, len(jobs), CHOICES_PER_CALL):
+            batch = jobs[start : start + CHOICES_PER_CALL]
             choices += select_noise(
-                [seeds for _, seeds in part],
-                scoring_conditions([pair for pair, _ in part], self.config, self.embeddings),
+                [seeds for _, seeds in batch],
+                scoring_conditions([pair for pair, _ in batch], self.config, self.embeddings),
                 scorer=self.scorer,
                 shape=self.generator.latent_shape,
                 rungs=schedule,
             )
-        return choices, self.rows, time.process_time() - start
+        return choices, self.rows, time.process_time() - started

@@ -1,4 +1,4 @@
-"""C12: generating on one thread while others encode and write, and publish the shard before."""
+"""C12: generating on one thread while others encode and write, and publish the previous shard."""
 
 import shutil
 import tempfile
@@ -22,12 +22,12 @@ from semix.pipeline.standins import StandIns
 from semix.pipeline.worker import Worker
 
 from benchmarks.measure import Result, interleaved, ratio
-from benchmarks.models import build_config, opened, standins
+from benchmarks.models import build_config, open_root, standins
 from benchmarks.tiny import save_tiny_pipeline
 from tests import handmade
 
 BATCHES = 6
-SHARDS, LATENCY_S = 8, 0.3  # of each request that writes, as of a busy bucket
+SHARDS, LATENCY_S = 8, 0.3  # latency of each request that writes, as in a busy bucket
 
 
 def run() -> Result:
@@ -35,12 +35,12 @@ def run() -> Result:
     folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
     save_tiny_pipeline(folder / "diffusion", standins().diffusion, image_size=256)
     models = StandIns(folder / "diffusion", standins().clip, {})
-    encoded(result, folder, models)
-    published(result, models)
+    measure_encoding(result, folder, models)
+    measure_publishing(result, models)
     return result
 
 
-def made_by(models: StandIns, *overrides: str) -> BuildConfig:
+def config_of(models: StandIns, *overrides: str) -> BuildConfig:
     return build_config(
         "generator.steps=1",
         "generator.guidance_scale=0",
@@ -51,14 +51,14 @@ def made_by(models: StandIns, *overrides: str) -> BuildConfig:
     )
 
 
-def encoded(result: Result, folder: Path, models: StandIns) -> None:
+def measure_encoding(result: Result, folder: Path, models: StandIns) -> None:
     """One shard against generating alone, or encoding alone."""
-    config = made_by(
+    config = config_of(
         models,
-        "shards.image_format=png",  # the dearest lossless one: the stages are to be of a size
+        "shards.image_format=png",  # the slowest lossless format, to make both stages similar
         f"shards.groups_per_shard={4 * BATCHES}",
     )
-    root, plan, loaded = opened(config)
+    root, plan, loaded = open_root(config)
     spec = plan.shard(0)
     batches = [[plan.group(b * 4 + i) for i in range(4)] for b in range(BATCHES)]
     pixels: list[np.ndarray] = []
@@ -96,17 +96,17 @@ def encoded(result: Result, folder: Path, models: StandIns) -> None:
         "serial": ratio(serial, seconds["overlapped"]),
         "wall_seconds": seconds,
     }
-    first = encode_image(pixels[0][0, 0], "png")
-    result.figures["image_kB"] = len(first) / 1000
+    image = encode_image(pixels[0][0, 0], "png")
+    result.figures["image_kB"] = len(image) / 1000
 
 
-def published(result: Result, models: StandIns) -> None:
-    """A worker's shards into a slow store, against claiming and making them alone."""
-    root, plan, loaded = opened(made_by(models, "shards.groups_per_shard=4"))
-    work = BuildJob(root)
-    work.models, work.load = loaded, lambda **_: None  # type: ignore[method-assign]
+def measure_publishing(result: Result, models: StandIns) -> None:
+    """A worker's shards into a slow store, against only claiming and making them."""
+    root, plan, loaded = open_root(config_of(models, "shards.groups_per_shard=4"))
+    job = BuildJob(root)
+    job.models, job.load = loaded, lambda **_: None  # type: ignore[method-assign]
 
-    def each(end: Callable[[Making[Any]], object]) -> None:
+    def make_all(end: Callable[[Making[Any]], object]) -> None:
         with slow_store(root):
             for shard in range(SHARDS):
                 claim(root.store, shard)
@@ -117,12 +117,12 @@ def published(result: Result, models: StandIns) -> None:
 
     def worker() -> None:
         with slow_store(root):
-            assert Worker(work, 0, 1, device="cpu", only=range(SHARDS)).run() == 0
+            assert Worker(job, 0, 1, device="cpu", only=range(SHARDS)).run() == 0
 
     seconds = interleaved(
         {
-            "making": lambda: each(lambda making: making.close()),
-            "one after another": lambda: each(finish),
+            "making": lambda: make_all(lambda making: making.close()),
+            "one after another": lambda: make_all(finish),
             "worker": worker,
         },
         repeats=3,
@@ -136,16 +136,16 @@ def published(result: Result, models: StandIns) -> None:
 
 @contextmanager
 def slow_store(root: Root) -> Iterator[None]:
-    """Without shards at first; each write of every store takes `LATENCY_S` longer."""
+    """Remove the shards; within the block each write to a store takes `LATENCY_S` longer."""
     shutil.rmtree(Path(root.url) / "shards", ignore_errors=True)
 
-    def slowed(write: Callable[..., Any]) -> Callable[..., Any]:
+    def slow_down(write: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
             time.sleep(LATENCY_S)
             return write(*arguments)
 
         return run
 
-    writes = {name: slowed(getattr(Store, name)) for name in ("publish", "put", "create")}
+    writes = {name: slow_down(getattr(Store, name)) for name in ("publish", "put", "create")}
     with patch.multiple(Store, **writes):
         yield

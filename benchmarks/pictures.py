@@ -25,7 +25,7 @@ class Blends:
 
     Args:
         size: side of the images, a multiple of 8.
-        seconds: that every batch sleeps.
+        seconds: time that every batch sleeps.
     """
 
     def __init__(self, size: int, *, seconds: float = 0.0) -> None:
@@ -46,8 +46,8 @@ class Blends:
 
     def decode(self, latents: Tensor) -> Tensor:
         grey = (latents.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
-        times = self._size // grey.shape[1]
-        large = grey.repeat_interleave(times, 1).repeat_interleave(times, 2)
+        factor = self._size // grey.shape[1]
+        large = grey.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
         return large.expand(-1, -1, -1, 3).contiguous()
 
 
@@ -66,19 +66,19 @@ def blending_models(root: Root, plan: BuildPlan, *, size: int, seconds: float = 
     """Fake models of a root: blends of digits, and random features.
 
     Args:
-        size, seconds: as of `Blends`.
+        size, seconds: as for `Blends`.
     """
     blends = Blends(size, seconds=seconds)
     prototypes = root.store.get(PROTOTYPES)
     annotator = build_annotator(plan.config.annotation, prototypes, device="cpu")
     width = annotator.measurements[FEATURES].prototypes.shape[1]
-    guessing: Any = replace(annotator, encoders=Guesses(width))
+    annotator_of_guesses: Any = replace(annotator, encoders=Guesses(width))
     embeddings = blends.encode(plan.class_names)
-    return Models(blends, guessing, embeddings, random_noise(blends.latent_shape))
+    return Models(blends, annotator_of_guesses, embeddings, random_noise(blends.latent_shape))
 
 
 def fill(root: Root, *, size: int) -> None:
-    """Make all shards of a root of blends of digits, with random features."""
+    """Make all missing shards of a root from blends of digits, with random features."""
     plan = plan_of(root)
     models = blending_models(root, plan, size=size)
     for shard in root.missing():

@@ -24,7 +24,7 @@ CLASSES, PAIRS = 100, 4950
 SERIES_A_PAIR = {10_000: 3, 100_000: 21, 1_000_000: 203}  # rounded up, by groups
 LOOKUPS = 1000  # of groups and of shards at random
 SHARDS, MISSING = 1000, 10
-SERIES, ALPHAS, SIZE = 64, 8, 32  # of each shard that is looked for
+SERIES, ALPHAS, SIZE = 64, 8, 32  # of each shard
 
 
 def run() -> Result:
@@ -37,7 +37,7 @@ def run() -> Result:
 
 def planning(result: Result) -> None:
     """Seconds and bytes of a plan from its config to the last of its groups and shards."""
-    sides: Sides = {str(n): lambda each=each: look_up(each) for n, each in SERIES_A_PAIR.items()}
+    sides: Sides = {str(n): lambda k=k: look_up(k) for n, k in SERIES_A_PAIR.items()}
     seconds = interleaved(sides, repeats=5)
     million = str(max(SERIES_A_PAIR))
     result.at_most("seconds for a plan of a million", max(seconds[million]), 2.0)
@@ -78,7 +78,7 @@ def peak_bytes(side: Any) -> int:
 
 def scanning(result: Result, root: Root) -> None:
     """Find missing shards by records, against reading the tars."""
-    expected = (lost(), (SHARDS - MISSING) * SERIES)
+    expected = (missing_shards(), (SHARDS - MISSING) * SERIES)
     sides = {"records": by_records, "tarfile": by_headers, "webdataset": by_reading}
     peers: dict[str, list[float]] = {}
     for name, side in sides.items():
@@ -106,14 +106,14 @@ def scanning(result: Result, root: Root) -> None:
 
 
 def by_records(root: Root) -> tuple[list[int], int]:
-    """Missing shards, and series in the others, in a process that just started."""
+    """Missing shards, and series in all other shards, as in a process that just started."""
     root = Root(root.url)
     missing = root.missing()
     return list(missing), root.progress().groups_done
 
 
 def by_headers(root: Root) -> tuple[list[int], int]:
-    """The same from the members' headers of every tar, without their contents."""
+    """Missing shards and series, from the headers of every tar's members, not their contents."""
     series = 0
     for path in tars(root):
         with tarfile.open(path, "r:") as tar:
@@ -122,7 +122,7 @@ def by_headers(root: Root) -> tuple[list[int], int]:
 
 
 def by_reading(root: Root) -> tuple[list[int], int]:
-    """The same by reading every tar through, as webdataset does."""
+    """Missing shards and series, by reading every tar to its end, as webdataset does."""
     samples = wds.WebDataset([str(path) for path in tars(root)], shardshuffle=False)
     return without_tar(root), sum("json" in sample for sample in samples)
 
@@ -136,27 +136,27 @@ def without_tar(root: Root) -> list[int]:
     return [shard for shard in range(SHARDS) if shard not in present]
 
 
-def lost() -> list[int]:
+def missing_shards() -> list[int]:
     return sorted(random.Random(0).sample(range(SHARDS), MISSING))
 
 
 def write_root(folder: Path) -> Root:
-    """Shards with a record each; their tars are one file under a thousand names, as on disk
-    and in memory it takes the place of one."""
+    """A root of shards, each with its record; their tars are hard links to one file, so that
+    they need the disk space and page cache of one."""
     content = handmade.tar_of(*(handmade.sample(g, ALPHAS, side=SIZE) for g in range(SERIES)))
     plan = handmade.make_plan(SHARDS, SHARDS * SERIES, ALPHAS)
     store = Store(str(folder))
     store.put("plan.json", json.dumps(plan).encode())
     template = handmade.put_shard(store, 0, content, first=0, groups=SERIES, count=ALPHAS)
-    for shard in sorted({*range(SHARDS)} - {*lost()}):
+    for shard in sorted({*range(SHARDS)} - {*missing_shards()}):
         write_shard(folder, shard, template)
-    for path in folder.glob("shards/0000/0000000*") if 0 in lost() else ():
+    for path in folder.glob("shards/0000/0000000*") if 0 in missing_shards() else ():
         path.unlink()
     return Root(store.url)
 
 
 def write_shard(folder: Path, shard: int, template: dict[str, Any]) -> None:
-    """Another record like the first, and another name for each of its files."""
+    """Write a copy of the first shard's record for `shard`, and link its files."""
     stem, features = shard_stem(shard), template["features"]
     names = {template["tar"]: "", features["name"]: ""}
     for name in names:

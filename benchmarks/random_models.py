@@ -22,7 +22,7 @@ from semix.pipeline.standins.text import build_tokenizer, captions_of
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 NAMES = ("cat", "dog", "fox", "owl")
-# "tiny" has every part in small, to try the benchmarks where there is no GPU.
+# "tiny" has all networks in small, to try the benchmarks where there is no GPU.
 SIZES: dict[str, dict[str, Any]] = {
     "sd15": {
         "unet": {"sample_size": 64, "cross_attention_dim": 768},
@@ -69,16 +69,18 @@ def save_pipeline(folder: Path, size: str, *, device: str) -> Path:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
     with torch.device(device):
-        parts: dict[str, Any] = {
+        components: dict[str, Any] = {
             "unet": UNet2DConditionModel(in_channels=4, out_channels=4, **settings["unet"]),
             "vae": _vae(settings["vae"]),
             "text_encoder": text_encoder(CLIPTextModel, settings["text"]),
         }
         if "text_2" in settings:
-            parts["text_encoder_2"] = text_encoder(CLIPTextModelWithProjection, settings["text_2"])
-    parts = {name: part.to(dtype) for name, part in parts.items()}
-    parts["tokenizer"] = tokenizer_of()
-    parts["scheduler"] = DDIMScheduler(
+            components["text_encoder_2"] = text_encoder(
+                CLIPTextModelWithProjection, settings["text_2"]
+            )
+    components = {name: network.to(dtype) for name, network in components.items()}
+    components["tokenizer"] = tokenizer_of()
+    components["scheduler"] = DDIMScheduler(
         beta_start=0.00085,
         beta_end=0.012,
         beta_schedule="scaled_linear",
@@ -87,10 +89,10 @@ def save_pipeline(folder: Path, size: str, *, device: str) -> Path:
         steps_offset=1,
     )
     if "text_2" in settings:
-        pipeline: Any = StableDiffusionXLPipeline(**parts, tokenizer_2=tokenizer_of())
+        pipeline: Any = StableDiffusionXLPipeline(**components, tokenizer_2=tokenizer_of())
     else:
         pipeline = StableDiffusionPipeline(
-            **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+            **components, safety_checker=None, feature_extractor=None, requires_safety_checker=False
         )
     pipeline.save_pretrained(folder, safe_serialization=True)
     return folder
@@ -121,7 +123,7 @@ def _vae(settings: dict[str, Any]) -> AutoencoderKL:
 
 
 def text_encoder(kind: Any, settings: dict[str, int], names: Sequence[str] = NAMES) -> Any:
-    """One of CLIP's, random."""
+    """A text model of class `kind` with random weights."""
     tokenizer = tokenizer_of(names)
     return kind(
         CLIPTextConfig(
@@ -140,7 +142,7 @@ def text_encoder(kind: Any, settings: dict[str, int], names: Sequence[str] = NAM
 
 
 def tokenizer_of(names: Sequence[str] = NAMES, length: int = 77) -> CLIPTokenizer:
-    """Reads so many tokens; CLIP's reads 77."""
+    """A tokenizer for at most `length` tokens; CLIP's takes 77."""
     tokenizer = build_tokenizer(names, captions_of(names, ("a photo of a {class}",)))
     tokenizer.model_max_length = length
     return tokenizer

@@ -54,19 +54,21 @@ def from_memory(result: Result, root: Root, folder: Path) -> None:
     """Epochs of shuffled batches of uint8, each side on one thread."""
     start = time.process_time()
     mixed = MixedDataset(root.url, threads=1)
-    opened = time.process_time() - start
+    opening_s = time.process_time() - start
     files = ImageFolder(str(folder), transform=PILToTensor())
     images = mixed.by_image()
     loader = DataLoader(images, batch_size=BATCH, shuffle=True)
     batches = BatchSampler(RandomSampler(images), BATCH, drop_last=False)
-    whole = DataLoader(images, batch_size=None, sampler=batches)
-    theirs = torch.stack([image for image, _ in files]).permute(0, 2, 3, 1)
-    result.equal("pixels are ImageFolder's", torch.equal(mixed.images.flatten(0, 1), theirs), True)
-    for name, one in (("samples", loader), ("batches", whole)):
-        numbers = torch.cat([number_of(batch) for batch in one]).sort().values
-        equal = torch.equal(numbers, torch.arange(len(theirs)))
+    batch_loader = DataLoader(images, batch_size=None, sampler=batches)
+    expected = torch.stack([image for image, _ in files]).permute(0, 2, 3, 1)
+    result.equal(
+        "pixels are ImageFolder's", torch.equal(mixed.images.flatten(0, 1), expected), True
+    )
+    for name, tested_loader in (("samples", loader), ("batches", batch_loader)):
+        numbers = torch.cat([number_of(batch) for batch in tested_loader]).sort().values
+        equal = torch.equal(numbers, torch.arange(len(expected)))
         result.equal(f"every image once, by {name}", equal, True)
-    target = torch.empty_like(theirs)
+    target = torch.empty_like(expected)
 
     def epochs(loader: DataLoader[Any]) -> None:
         for _ in range(EPOCHS):
@@ -82,16 +84,16 @@ def from_memory(result: Result, root: Root, folder: Path) -> None:
 
     sides = {
         "ours": ours,
-        "in batches": lambda: epochs(whole),
+        "in batches": lambda: epochs(batch_loader),
         "ImageFolder": lambda: image_folder(0),
-        "memcpy": lambda: [target.copy_(theirs) for _ in range(EPOCHS)],
+        "memcpy": lambda: [target.copy_(expected) for _ in range(EPOCHS)],
     }
     seconds = interleaved(sides, repeats=5)
     on_two_cores = {"ours": ours, "ImageFolder": lambda: image_folder(2)}
     wall = interleaved(on_two_cores, repeats=1, clock=time.perf_counter)
     speedup = ratio(seconds["ImageFolder"], seconds["ours"])
     in_batches = ratio(seconds["ImageFolder"], seconds["in batches"])
-    with_opening = [s + opened for s in seconds["ours"]]
+    with_opening = [s + opening_s for s in seconds["ours"]]
     result.at_least("decoded epochs, ratio to ImageFolder", speedup["ratio"], 10.0)
     result.at_least("the same in whole batches", in_batches["ratio"], 20.0)
     result.figures |= {
@@ -100,7 +102,7 @@ def from_memory(result: Result, root: Root, folder: Path) -> None:
         "from_memory_with_decoding": ratio(seconds["ImageFolder"], with_opening),
         "against_two_workers_wall": ratio(wall["ImageFolder"], wall["ours"]),
         "over_memcpy": ratio(seconds["ours"], seconds["memcpy"]),
-        "decode_once_seconds": opened,
+        "decode_once_seconds": opening_s,
         "cpu_seconds": seconds,
         "wall_seconds": wall,
     }
@@ -117,16 +119,16 @@ def streaming(result: Result, root: Root, *, size: int, batch: int, bar: float) 
     one_by_one = {"stream": stream, "dataset": map(images.__getitem__, theirs)}
     for name, samples in one_by_one.items():
         ours = {}
-        for speedup in samples:
-            pixels = int(np.asarray(speedup["image"]).astype(int).sum())
-            ours[int(number_of(speedup))] = (pixels, int(speedup["label"].argmax()))
-        equal = f"{size} px: images and labels of the {name} are webdataset's"
-        result.equal(equal, ours == theirs, True)
+        for sample in samples:
+            pixels = int(np.asarray(sample["image"]).astype(int).sum())
+            ours[int(number_of(sample))] = (pixels, int(sample["label"].argmax()))
+        check = f"{size} px: images and labels of the {name} are webdataset's"
+        result.equal(check, ours == theirs, True)
 
     def webdataset() -> None:
         samples = (image for image, _ in plain_webdataset(tars))
-        while some := list(itertools.islice(samples, batch)):
-            torch.stack(some)
+        while image_batch := list(itertools.islice(samples, batch)):
+            torch.stack(image_batch)
 
     sides = {
         "stream": lambda: drain(DataLoader(stream, batch_size=batch)),
@@ -147,7 +149,7 @@ def number_of(sample: dict[str, Any]) -> Any:
 
 
 def plain_webdataset(tars: list[str]) -> Iterator[tuple[Tensor, list[list[float]]]]:
-    """As docs/format.md reads a root without us: every image with its sparse label."""
+    """As docs/format.md reads a root without semix: every image with its sparse label."""
     for group in wds.WebDataset(tars, shardshuffle=False):
         record = json.loads(group["json"])
         for position, label in enumerate(record["labels"]):
@@ -199,7 +201,7 @@ def write_root(folder: Path, series: np.ndarray) -> Root:
 
 
 def loose_files(folder: Path, series: np.ndarray) -> Path:
-    """The same images as PNG files in one folder, in their order."""
+    """The images of `series` as PNG files in one folder, in their order."""
     (folder / "class").mkdir(parents=True)
     for number, image in enumerate(series.reshape(-1, *series.shape[2:])):
         Image.fromarray(image).save(folder / "class" / f"{number:06d}.png")

@@ -1,4 +1,4 @@
-"""C14: real images that do not fit into memory, beside torchvision's ImageFolder."""
+"""C14: real images that do not fit into memory, against torchvision's ImageFolder."""
 
 import tempfile
 import time
@@ -20,32 +20,32 @@ from torchvision.transforms.v2 import CenterCrop, Compose, InterpolationMode, PI
 from benchmarks.encoding import crops
 from benchmarks.measure import Result, interleaved, ratio
 
-BATCH, REPEATS, DIFFERENT = 128, 3, 100
-SETS = {32: (32, 12_000), 224: (288, 1_500)}  # pixels of a file, and files, by those of training
+BATCH, REPEATS, PICTURES = 128, 3, 100
+FILES = {32: (32, 12_000), 224: (288, 1_500)}  # side of training images -> side and number of files
 
 
 def run() -> Result:
     result = Result("C14", "an epoch of real images read by workers, beside ImageFolder's")
     with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
-        for side, (pixels, count) in SETS.items():
+        for side, (pixels, count) in FILES.items():
             files = Path(folder, str(side))
             write(files, pixels=pixels, count=count)
-            beside_image_folder(result, files, side)
+            compare_with_image_folder(result, files, side)
     return result
 
 
 def write(folder: Path, *, pixels: int, count: int) -> None:
     """JPEG files of two classes, in the layout of train/ and test/."""
-    pictures = [Image.fromarray(picture).resize((pixels, pixels)) for picture in crops(DIFFERENT)]
+    pictures = [Image.fromarray(picture).resize((pixels, pixels)) for picture in crops(PICTURES)]
     for number in range(count):
         for split in ("train", "test") if number < 4 else ("train",):
             path = folder / split / "ab"[number % 2] / f"{number:05d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pictures[number % DIFFERENT].save(path, quality=90)
+            pictures[number % PICTURES].save(path, quality=90)
 
 
-def beside_image_folder(result: Result, folder: Path, side: int) -> None:
-    """Seconds of an epoch of shuffled batches of uint8, as many workers on each side."""
+def compare_with_image_folder(result: Result, folder: Path, side: int) -> None:
+    """Seconds of an epoch of shuffled uint8 batches, with the same number of workers per side."""
     workers = cores()
     real = load_real(
         RealDataConfig(
@@ -58,8 +58,8 @@ def beside_image_folder(result: Result, folder: Path, side: int) -> None:
     memory: list[float] = []
 
     def ours() -> None:
-        with closing(images.parts(torch.randperm(len(images)).split(BATCH))) as parts:
-            drain(parts, memory)
+        with closing(images.parts(torch.randperm(len(images)).split(BATCH))) as batches:
+            drain(batches, memory)
 
     def theirs() -> None:
         loader = DataLoader(peer, batch_size=BATCH, shuffle=True, num_workers=workers)
@@ -81,10 +81,10 @@ def beside_image_folder(result: Result, folder: Path, side: int) -> None:
 
 
 def drain(batches: Iterator[Tensor], memory: list[float]) -> None:
-    """Take every batch; note the most memory of this process and its workers, MiB."""
-    most, parent = 0.0, psutil.Process()
+    """Take every batch; append the peak memory of this process and its workers, MiB."""
+    peak, parent = 0.0, psutil.Process()
     for number, _ in enumerate(batches):
         if number % 8 == 0:
             family = [parent, *parent.children(recursive=True)]
-            most = max(most, sum(process.memory_full_info().pss for process in family) / 2**20)
-    memory.append(most)
+            peak = max(peak, sum(process.memory_full_info().pss for process in family) / 2**20)
+    memory.append(peak)

@@ -33,7 +33,7 @@ from semix.pipeline.standins import Recipe, TrainingStage, train_standins
 from torch import Tensor
 
 from benchmarks.measure import Result, interleaved, slope
-from benchmarks.models import KEPT, standins
+from benchmarks.models import STANDINS, standins
 from benchmarks.pictures import fill
 
 ALPHAS, SIZE = 8, 32
@@ -45,19 +45,19 @@ def run() -> Result:
     result = Result("C3", f"a CLIP's weights for {IMAGES} images, process CPU seconds")
     clip = small_clip()
     roots = {count: filled_root(count) for count in IMAGES}
-    works = {count: started(root, clip) for count, root in roots.items()}
+    jobs = {count: start_job(root, clip) for count, root in roots.items()}
     largest = roots[IMAGES[-1]]
-    pixels, annotator = all_pixels(largest), works[IMAGES[-1]].annotator
-    sides: dict[str, Any] = {str(n): lambda work=work: relabel(work) for n, work in works.items()}
-    sides["bare"] = lambda: encode(pixels, annotator, works[IMAGES[-1]].labels.record.batch)
+    pixels, annotator = all_pixels(largest), jobs[IMAGES[-1]].annotator
+    sides: dict[str, Any] = {str(n): lambda job=job: relabel(job) for n, job in jobs.items()}
+    sides["bare"] = lambda: encode(pixels, annotator, jobs[IMAGES[-1]].labels.record.batch)
     seconds = interleaved(sides, repeats=3)
     with tempfile.TemporaryDirectory() as folder:
         names = export(largest, Path(folder, "pictures"))
-        peer_seconds, peer_weights = peer(Path(folder, "pictures"), names, works[IMAGES[-1]])
-    for name, more in interleaved(sides, repeats=2).items():
-        seconds[name] += more
-    apart = difference(peer_weights, works[IMAGES[-1]].labels)
-    result.at_most("difference of a weight", apart, 1e-4)
+        peer_seconds, peer_weights = peer(Path(folder, "pictures"), names, jobs[IMAGES[-1]])
+    for name, further_turns in interleaved(sides, repeats=2).items():
+        seconds[name] += further_turns
+    largest_difference = difference(peer_weights, jobs[IMAGES[-1]].labels)
+    result.at_most("difference of a weight", largest_difference, 1e-4)
     report(result, seconds, peer_seconds)
     result.figures["from stored features"] = from_stored_features()
     return result
@@ -67,11 +67,11 @@ def report(result: Result, seconds: dict[str, list[float]], peer_seconds: float)
     last = str(IMAGES[-1])
     median = {name: float(np.median(row)) for name, row in seconds.items()}
     result.at_least("ratio to one at a time", peer_seconds / median[last], 20.0)
-    ours = slope(IMAGES, [seconds[str(count)] for count in IMAGES])
-    result.at_most("slope in images", ours["slope"], 1.05)
+    our_slope = slope(IMAGES, [seconds[str(count)] for count in IMAGES])
+    result.at_most("slope in images", our_slope["slope"], 1.05)
     result.at_most("over the bare batched encode", median[last] / median["bare"], 1.25)
-    # It takes minutes, so it runs once.
-    result.figures |= {"ours": ours, "peer_seconds": peer_seconds, "cpu_seconds": seconds}
+    # The peer takes minutes, so it runs once.
+    result.figures |= {"ours": our_slope, "peer_seconds": peer_seconds, "cpu_seconds": seconds}
 
 
 def small_clip() -> Path:
@@ -83,11 +83,11 @@ def small_clip() -> Path:
         clip_width=256,
         clip_layers=2,
     )
-    return train_standins(load_real(RealDataConfig(name="digits")), KEPT, recipe=recipe).clip
+    return train_standins(load_real(RealDataConfig(name="digits")), STANDINS, recipe=recipe).clip
 
 
 def filled_root(images: int, *, size: int = SIZE, series: int = 64) -> Root:
-    """A root of so many images: blends of digits."""
+    """A root of `images` blends of digits."""
     values: dict[str, Any] = {
         "real": {"name": "digits"},
         "generator": {"model": str(standins().diffusion)},
@@ -106,28 +106,28 @@ def filled_root(images: int, *, size: int = SIZE, series: int = 64) -> Root:
     return root
 
 
-# 5 pairs: 1000, 2000, 4000 and 100000 images are all whole numbers of series of each.
+# 5 pairs: 1000, 2000, 4000 and 100000 images are whole numbers of series per pair.
 PAIRS = [["zero", "one"], ["two", "three"], ["four", "five"], ["six", "seven"], ["eight", "nine"]]
 
 
-def started(root: Root, clip: Path) -> RelabelJob:
+def start_job(root: Root, clip: Path) -> RelabelJob:
     """A new label set with its encoder loaded, which is not timed."""
     labels = plan_set(root, relabelled_config(root, [f"annotation.model=local-dir:{clip}"]))
     ensure_set_prototypes(labels, device="cpu")
-    work = RelabelJob(labels)
-    work.load(device="cpu", heartbeat=lambda: None)
-    assert work.annotator is not None
-    work.annotator.encoders.load()
-    return work
+    job = RelabelJob(labels)
+    job.load(device="cpu", heartbeat=lambda: None)
+    assert job.annotator is not None
+    job.annotator.encoders.load()
+    return job
 
 
-def relabel(work: RelabelJob) -> None:
+def relabel(job: RelabelJob) -> None:
     """All shards from their images, on this thread."""
-    assert work.annotator is not None
-    for shard, record in work.labels.root.committed().items():
-        if work.store.exists(work.labels.name(shard)):
-            work.store.delete(work.labels.name(shard))
-        finish(label_shard(record, labels=work.labels, plan=work.plan, annotator=work.annotator))
+    assert job.annotator is not None
+    for shard, record in job.labels.root.committed().items():
+        if job.store.exists(job.labels.name(shard)):
+            job.store.delete(job.labels.name(shard))
+        finish(label_shard(record, labels=job.labels, plan=job.plan, annotator=job.annotator))
 
 
 def all_pixels(root: Root) -> Tensor:
@@ -155,26 +155,26 @@ def export(root: Root, folder: Path) -> list[str]:
 
 
 def peer(
-    folder: Path, names: list[str], work: RelabelJob
+    folder: Path, names: list[str], job: RelabelJob
 ) -> tuple[float, dict[tuple[int, int], float]]:
-    """The method of the official code, with its errors repaired.
+    """The method of the official code, with its errors corrected.
 
     For each file, its group is looked up among all names by their prefix, and each image of the
-    group is opened, encoded and projected by itself: eight times over, with N^2 comparisons.
+    group is opened, encoded and projected alone: every image eight times, with N^2 comparisons.
 
     Returns:
         CPU seconds, and the weight of each image by group and position.
     """
-    labels, annotator = work.labels, work.annotator
+    labels, annotator = job.labels, job.annotator
     assert annotator is not None
     parts = PrototypeFile.unpack(labels.store.get(labels.prototypes)).parts
     prototypes = parts[FEATURES].measurement.prototypes
     weights: dict[str, float] = {}
     start = time.process_time()
     for name in names:
-        beginning = "_".join(name.split("_")[:3]) + "_"
-        group = [other for other in names if other.startswith(beginning)]
-        _, first, second = (int(part) for part in beginning.split("_")[:3])
+        prefix = "_".join(name.split("_")[:3]) + "_"
+        group = [candidate for candidate in names if candidate.startswith(prefix)]
+        _, first, second = (int(field) for field in prefix.split("_")[:3])
         for member in group:
             with Image.open(folder / member) as image:
                 pixels = torch.from_numpy(np.array(image.convert("RGB")))[None]
@@ -183,20 +183,20 @@ def peer(
             offset = feature - prototypes[second]
             weights[member] = float(torch.dot(offset, axis) / torch.dot(axis, axis))
     seconds = time.process_time() - start
-    places = {name: [int(part) for part in name.split(".")[0].split("_")] for name in names}
-    return seconds, {(places[name][0], places[name][3]): weights[name] for name in names}
+    fields = {name: [int(field) for field in name.split(".")[0].split("_")] for name in names}
+    return seconds, {(fields[name][0], fields[name][3]): weights[name] for name in names}
 
 
-def difference(theirs: dict[tuple[int, int], float], labels: LabelSet) -> float:
-    """The largest one between the peer's weights and ours."""
+def difference(peer_weights: dict[tuple[int, int], float], labels: LabelSet) -> float:
+    """The largest difference between the peer's weights and ours."""
     ours = {
         (group, position): weight
         for shard in labels.done()
         for group, series in labels.labels(shard).items()
         for position, weight in enumerate(series.weights)
     }
-    assert ours.keys() == theirs.keys()
-    return max(abs(ours[key] - weight) for key, weight in theirs.items())
+    assert ours.keys() == peer_weights.keys()
+    return max(abs(ours[key] - weight) for key, weight in peer_weights.items())
 
 
 def from_stored_features() -> dict[str, Any]:

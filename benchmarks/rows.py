@@ -1,4 +1,4 @@
-"""C2: exact counts of what is computed; no clock."""
+"""C2: exact counts of network calls and their rows; nothing is timed."""
 
 from collections import Counter
 from typing import Any
@@ -8,14 +8,14 @@ from semix.pipeline.shard_writer import Stopwatch
 from torch import nn
 
 from benchmarks.measure import Result
-from benchmarks.models import build_config, opened
+from benchmarks.models import build_config, open_root
 
 GROUPS, ALPHAS, STEPS, CLASSES = 8, 8, 10, 10
 
 
 def run() -> Result:
     result = Result("C2", f"{GROUPS} series of {ALPHAS} alphas, {STEPS} steps, guidance")
-    _, plan, models = opened(build_config("generator.decode_batch=64"))
+    _, plan, models = open_root(build_config("generator.decode_batch=64"))
     denoiser = models.generator.denoiser
     counts: Counter[str] = Counter()
     watch(denoiser.network, counts, "unet")
@@ -28,7 +28,7 @@ def run() -> Result:
     result.equal("VAE rows", counts["vae rows"], GROUPS * ALPHAS)
     result.equal("text encoder calls while generating", counts["text calls"], 0)
     class_embeddings(models.generator, plan)
-    # The one for the empty prompt is made when the model is loaded.
+    # The empty prompt is encoded when the model is loaded.
     result.equal("text encoder calls for all classes", counts["text calls"], CLASSES)
     result.figures["naive rows a series"] = 2 * STEPS * ALPHAS
     return result
@@ -38,8 +38,8 @@ def watch(module: nn.Module, counts: Counter[str], name: str) -> None:
     """Count calls and rows of a module from now on."""
 
     def count(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        first = args[0] if args else next(iter(kwargs.values()))
+        batch = args[0] if args else next(iter(kwargs.values()))
         counts[f"{name} calls"] += 1
-        counts[f"{name} rows"] += len(first)
+        counts[f"{name} rows"] += len(batch)
 
     module.register_forward_pre_hook(count, with_kwargs=True)

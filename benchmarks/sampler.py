@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.flow_pipelines import save_flow
 from benchmarks.measure import Result, interleaved, ratio
-from benchmarks.models import build_config, opened, standins
+from benchmarks.models import build_config, open_root, standins
 
 GROUPS = 8
 FLOW = {"SD3": "sd3", "FLUX": "flux"}
@@ -26,17 +26,17 @@ BAR = 3.0  # times less CPU time than one image per call
 
 def run() -> Result:
     result = Result("C1", "8 series of 8 alphas, 10 steps, guidance; CPU seconds of one thread")
-    ahead = compare(result, "Stable Diffusion", build_config())
+    reference = compare(result, "Stable Diffusion", build_config())
     for name, family in FLOW.items():
-        # By chance alone the two ratios of equal sizes would differ a little.
-        reached = compare(result, name, flow_config(family))
-        result.at_least(f"{name}: ratio to that of Stable Diffusion", reached / ahead, 1.0)
+        # Two ratios of the same size would differ a little by chance alone.
+        flow_ratio = compare(result, name, flow_config(family))
+        result.at_least(f"{name}: ratio to that of Stable Diffusion", flow_ratio / reference, 1.0)
     return result
 
 
 def compare(result: Result, name: str, config: BuildConfig) -> float:
-    """Add one model's figures; returns the speed-up over one image per call."""
-    _, plan, models = opened(config)
+    """Add the results of one model; returns the speed-up over one image per call."""
+    _, plan, models = open_root(config)
     generator = models.generator
     groups = [plan.group(index) for index in range(GROUPS)]
     noise = initial_noise([group.seed for group in groups], generator.latent_shape)
@@ -58,7 +58,7 @@ def compare(result: Result, name: str, config: BuildConfig) -> float:
         "pipeline, eight images a call": lambda: make(8),
         "bare forwards": bare_forwards(generator, condition, config.generator),
     }
-    seconds = interleaved(sides, repeats=3)  # a flow model's many blocks take half a minute a turn
+    seconds = interleaved(sides, repeats=3)  # many blocks: half a minute per turn of a flow model
     ours_s = seconds["ours"]
     single = ratio(seconds["pipeline, one image a call"], ours_s)
     eight = ratio(seconds["pipeline, eight images a call"], ours_s)
@@ -85,7 +85,7 @@ def flow_config(family: str) -> BuildConfig:
 def peer(
     config: GeneratorConfig, noise: Tensor, condition: Conditioning, empty: Conditioning
 ) -> Callable[[int], Tensor]:
-    """The pipeline as its documentation calls it with embeddings and latents, so many at a time."""
+    """The pipeline as its documentation calls it, with embeddings and latents of `rows` images."""
     pipeline = DiffusionPipeline.from_pretrained(config.model, use_safetensors=True)
     pipeline.set_progress_bar_config(disable=True)
     size = {} if config.image_size is None else {"height": 32, "width": 32}
@@ -94,17 +94,17 @@ def peer(
     def make(rows: int) -> Tensor:
         images = []
         for start in range(0, len(noise), rows):
-            part, latents = condition[start : start + rows], noise[start : start + rows]
-            prompts = {"prompt_embeds": part.tokens, "pooled_prompt_embeds": part.pooled}
+            prompt, latents = condition[start : start + rows], noise[start : start + rows]
+            prompts = {"prompt_embeds": prompt.tokens, "pooled_prompt_embeds": prompt.pooled}
             if config.family == "flux":
                 latents = packed(latents)
             else:
-                prompts["negative_prompt_embeds"] = empty.tokens.expand_as(part.tokens)
-            if part.pooled is None:
+                prompts["negative_prompt_embeds"] = empty.tokens.expand_as(prompt.tokens)
+            if prompt.pooled is None:
                 del prompts["pooled_prompt_embeds"]
             elif config.family != "flux":
                 assert empty.pooled is not None
-                prompts["negative_pooled_prompt_embeds"] = empty.pooled.expand_as(part.pooled)
+                prompts["negative_pooled_prompt_embeds"] = empty.pooled.expand_as(prompt.pooled)
             decoded = pipeline(
                 **prompts,
                 **size,
@@ -122,18 +122,18 @@ def peer(
 def bare_forwards(
     generator: Any, condition: Conditioning, config: GeneratorConfig
 ) -> Callable[[], None]:
-    """Nothing but the network calls of that batch: what no sampler can go below."""
+    """The network calls of that batch alone: the lower bound of any sampler's time."""
     rows = len(condition) * (2 if config.two_rows else 1)
     latents = torch.randn(rows, *generator.latent_shape)
     condition_rows = condition[torch.arange(rows) % len(condition)]
-    # Without a second row for guidance; FLUX gets the scale as an input.
+    # No second row for guidance is made here; FLUX gets the scale as an input.
     scale = 1.0 if config.two_rows else config.guidance_scale
 
     @torch.inference_mode()
     def forwards() -> None:
         for _ in range(config.steps):
             generator.denoiser.guided(latents, torch.tensor(500), condition_rows, scale)
-        for part in latents[: len(condition)].split(generator.decode_batch):
-            generator.vae.decode(part, return_dict=False)
+        for chunk in latents[: len(condition)].split(generator.decode_batch):
+            generator.vae.decode(chunk, return_dict=False)
 
     return forwards

@@ -10,7 +10,7 @@ from semix.pipeline.shard import make_batch
 from semix.pipeline.shard_writer import Stopwatch
 
 from benchmarks.measure import Result, interleaved, line, slope
-from benchmarks.models import build_config, opened
+from benchmarks.models import build_config, open_root
 
 
 def run() -> Result:
@@ -23,8 +23,8 @@ def run() -> Result:
         "classes": classes(),
     }.items():
         result.figures[name] = slopes
-    off = abs(result.figures["images"]["slope"] - 1)
-    result.at_most("slope over images, distance to 1", off, 0.03)
+    deviation = abs(result.figures["images"]["slope"] - 1)
+    result.at_most("slope over images, distance to 1", deviation, 0.03)
     result.at_least("share explained by a line over steps", result.figures["steps"]["r2"], 0.995)
     result.at_least("share explained by a line over rows", result.figures["rows"]["r2"], 0.995)
     result.at_least("share explained by a line over alphas", result.figures["alphas"]["r2"], 0.99)
@@ -37,7 +37,7 @@ def _seconds(sides: dict[str, object]) -> list[list[float]]:
 
 
 def _batches(*overrides: str, count: int = 1):  # type: ignore[no-untyped-def]
-    _, plan, models = opened(build_config("mixing.groups_per_pair=8", *overrides))
+    _, plan, models = open_root(build_config("mixing.groups_per_pair=8", *overrides))
     size = plan.config.shards.groups_per_batch
 
     def make() -> None:
@@ -61,7 +61,7 @@ def steps() -> dict:
 
 def rows() -> dict:
     """One network call at many batch sizes: a + b rows; a is what a call costs by itself."""
-    _, _, models = opened(build_config())
+    _, _, models = open_root(build_config())
     generator = models.generator
     sides = {}
     counts = [2, 8, 32, 64, 128]
@@ -88,7 +88,7 @@ def alphas() -> dict:
 
 
 def classes() -> dict:
-    """The last group of a plan of 10 to 10,000 classes: 49,995,000 pairs and no list."""
+    """The last group of a plan of 10 to 10,000 classes: 49,995,000 pairs, never listed."""
     config = load_settings(BuildConfig, build_config().model_dump())
     counts = [10, 100, 1000, 10_000]
     seconds = []

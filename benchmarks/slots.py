@@ -12,11 +12,11 @@ from typing import Any
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 
-from benchmarks.idle import apart, copied, planned_root
+from benchmarks.idle import call_in_new_process, copy_plan, planned_root
 from benchmarks.measure import Result, ratio
 
 SHARDS, TURNS = 60, 3
-SERIES, PAIRS = 6, 45  # of a shard, in one batch; of the digits
+SERIES, PAIRS = 6, 45  # series per shard, in one batch; pairs of digits
 SETTINGS = (
     f"mixing.groups_per_pair={SHARDS * SERIES // PAIRS}",
     f"shards.groups_per_shard={SERIES}",
@@ -29,7 +29,7 @@ FIRST_S = 12.0  # from a command to its first shard, if Prefect's database exist
 def run() -> Result:
     cores = os.cpu_count()
     result = Result("slots", f"{SHARDS} shards of {SERIES} series through the flow, {cores} cores")
-    walls, first = apart(measured)
+    walls, first = call_in_new_process(measure_builds)
     working = {slots: [turn["working"] for turn in turns] for slots, turns in walls.items()}
     speedup = ratio(working[1], working[2])
     result.at_least("shards a second, two slots over one", speedup["ratio"], BAR)
@@ -38,10 +38,10 @@ def run() -> Result:
     return result
 
 
-def measured() -> tuple[dict[int, list[dict[str, float]]], list[float]]:
-    """Seconds of builds by their number of slots, in turns; and of commands to their first shard.
+def measure_builds() -> tuple[dict[int, list[dict[str, float]]], list[float]]:
+    """Seconds of builds per number of slots, in turns, and of commands until their first shard.
 
-    The first command makes Prefect's database, too.
+    The first command also creates Prefect's database.
     """
     from semix.flows.run_server import prefect_server
 
@@ -52,13 +52,13 @@ def measured() -> tuple[dict[int, list[dict[str, float]]], list[float]]:
     with prefect_server():
         for _ in range(TURNS):
             for slots, turns in walls.items():
-                turns.append(built(copied(plan), slots))
+                turns.append(time_build(copy_plan(plan), slots))
     with tempfile.TemporaryDirectory() as home:
-        first = [to_first_shard(build_config(*SETTINGS), home) for _ in range(1 + TURNS)]
+        first = [time_to_first_shard(build_config(*SETTINGS), home) for _ in range(1 + TURNS)]
     return walls, first
 
 
-def to_first_shard(config: BuildConfig, home: str) -> float:
+def time_to_first_shard(config: BuildConfig, home: str) -> float:
     """Seconds of `semix build` of a new root, until a shard is committed."""
     folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
     (folder / "build.yaml").write_text(json.dumps(config.model_dump(mode="json")))
@@ -70,8 +70,8 @@ def to_first_shard(config: BuildConfig, home: str) -> float:
     return min(commit_times(Root(str(folder / "mixed")))) - start
 
 
-def built(root: Root, slots: int) -> dict[str, float]:
-    """Seconds per shard from the first to the last commit, with models loaded, and of the whole.
+def time_build(root: Root, slots: int) -> dict[str, float]:
+    """Seconds per shard from the first to the last commit, with models loaded, and in total.
 
     Each worker has one thread (OMP_NUM_THREADS=1), so one slot uses one core.
     """
@@ -79,11 +79,11 @@ def built(root: Root, slots: int) -> dict[str, float]:
 
     start = time.perf_counter()
     resume(root, slots=slots)
-    whole = time.perf_counter() - start
+    total = time.perf_counter() - start
     times = sorted(commit_times(root))
-    return {"working": (times[-1] - times[0]) / (len(times) - 1), "whole": whole}
+    return {"working": (times[-1] - times[0]) / (len(times) - 1), "whole": total}
 
 
 def commit_times(root: Root) -> list[float]:
-    facts: dict[str, Any] = root.store.infos("shards")
-    return [fact.modified for name, fact in facts.items() if name.endswith(".json")]
+    infos: dict[str, Any] = root.store.infos("shards")
+    return [info.modified for name, info in infos.items() if name.endswith(".json")]

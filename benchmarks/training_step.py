@@ -36,8 +36,8 @@ def run() -> Result:
         batch = next(iter(stage.batches.epoch(torch.Generator().manual_seed(0))))
     bare = bare_step(copy.deepcopy(stage.network), config)
     stage.network.train()
-    figures = [(stage.step(batch), bare(batch)) for _ in range(3)]
-    same = all(torch.equal(ours, theirs) for ours, theirs in figures)
+    outputs = [(stage.step(batch), bare(batch)) for _ in range(3)]
+    same = all(torch.equal(ours, theirs) for ours, theirs in outputs)
     result.equal("losses and accuracy of three steps are the bare loop's", same, True)
     sides: Sides = {
         "ours": lambda: [stage.step(batch) for _ in range(STEPS)],
@@ -57,7 +57,7 @@ def run() -> Result:
 def bare_step(
     network: torch.nn.Module, config: TrainConfig
 ) -> Callable[[TrainingBatch], torch.Tensor]:
-    """CSM's step as one would write it: two passes, both losses, clipping, update, figures."""
+    """CSM's step as one would write it: two passes, both losses, clipping, update, metrics."""
     network.train()
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 
@@ -70,8 +70,8 @@ def bare_step(
         torch.nn.utils.clip_grad_norm_(network.parameters(), 2.0)
         optimiser.step()
         optimiser.zero_grad()
-        right = (logits.argmax(1) == batch.targets).float().mean()
-        return torch.stack([real.detach(), mixed.detach(), right])
+        accuracy = (logits.argmax(1) == batch.targets).float().mean()
+        return torch.stack([real.detach(), mixed.detach(), accuracy])
 
     return step
 

@@ -1,10 +1,10 @@
 """Compare the outputs of two checkouts: `python -m benchmarks.two_trees OTHER --models STANDINS`.
 
-Runs the same commands from both checkouts, one tree after the other, and compares what they leave:
-every image and KEY.json, features, prototypes, labels of sets, exports, audit figures, trained
-weights, logits and histories, and the fields that bad input is refused by. What a clock, a machine
-or a version says is left out, and so is what only binds files to each other: names that are hashes,
-indices, plan.json. For whoever moves code that must not change its bytes.
+Runs the same commands from both checkouts, one after the other, and compares their outputs: every
+image and KEY.json, features, prototypes, label sets, exports, audit figures, trained weights,
+logits and histories, and the field that is named when bad input is refused. Values that depend on
+clock, machine or version are left out, and so are references between files: names that are hashes,
+indices, plan.json. Use it when code is moved and its output must not change by a byte.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import yaml
 from safetensors.numpy import load_file
 
 HERE = Path(__file__).resolve().parents[1]
-# What a clock, a machine or a version says, and identities that follow from them.
+# Fields that depend on clock, machine or version, and identities that follow from them.
 VOLATILE = {
     *("seconds", "wall_seconds", "time", "worker", "versions", "attempt", "generation", "host"),
     *("began", "digest", "url", "run", "root", "images_per_second", "stages", "tflop", "peak"),
@@ -100,32 +100,34 @@ REFUSALS: dict[str, tuple[str, ...]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.two_trees", description=__doc__)
-    parser.add_argument("other", type=Path, help="another checkout, or what --keep kept of it")
+    parser.add_argument("other", type=Path, help="another checkout, or a file that --keep wrote")
     parser.add_argument("--models", type=Path, required=True, help="holds diffusion/ and clip/")
-    parser.add_argument("--keep", type=Path, help="write what this tree says to a file, and end")
+    parser.add_argument("--keep", type=Path, help="write this tree's outputs to a file, and end")
     options = parser.parse_args()
     trees = [HERE] if options.keep else [options.other, HERE]
-    files = [_contents_of(tree.resolve(), options.models.resolve()) for tree in trees]
+    outputs = [_outputs_of(tree.resolve(), options.models.resolve()) for tree in trees]
     if options.keep:
-        options.keep.write_text(json.dumps(files[0], indent=1))
+        options.keep.write_text(json.dumps(outputs[0], indent=1))
         return 0
     differing = sorted(
-        n for n in files[0].keys() | files[1].keys() if files[0].get(n) != files[1].get(n)
+        name
+        for name in outputs[0].keys() | outputs[1].keys()
+        if outputs[0].get(name) != outputs[1].get(name)
     )
     for name in differing:
-        where = ["other"] * (name in files[0]) + ["here"] * (name in files[1])
+        where = ["other"] * (name in outputs[0]) + ["here"] * (name in outputs[1])
         print(f"{name}: {'differs' if len(where) == 2 else 'only ' + where[0]}")
-    print(f"{len(files[0])} and {len(files[1])} facts, {len(differing)} differ")
+    print(f"{len(outputs[0])} and {len(outputs[1])} outputs, {len(differing)} differ")
     return bool(differing)
 
 
-def _contents_of(tree: Path, models: Path) -> dict[str, str]:
+def _outputs_of(tree: Path, models: Path) -> dict[str, str]:
     if tree.is_file():
         return dict(json.loads(tree.read_text()))
     with tempfile.TemporaryDirectory(prefix="semix-trees-") as folder:
-        location = Path(folder)
-        run_all(tree, location, models)
-        return dict(contents(location)) | refusals(tree, location)
+        outputs = Path(folder)
+        run_all(tree, outputs, models)
+        return dict(contents(outputs)) | refusals(tree, outputs)
 
 
 def run_all(tree: Path, folder: Path, models: Path) -> None:
@@ -138,7 +140,7 @@ def run_all(tree: Path, folder: Path, models: Path) -> None:
     (folder / "build.yaml").write_text(yaml.safe_dump(BASE | settings))
     (folder / "train.yaml").write_text(yaml.safe_dump(TRAINING))
     for name, changes in BUILDS.items():
-        semix(tree, folder, "build", "build.yaml", "--out", f"builds/{name}", *_set(changes))
+        semix(tree, folder, "build", "build.yaml", "--out", f"builds/{name}", *_options(changes))
     plain = "builds/plain"
     semix(tree, folder, "extend", plain, "--groups-per-pair", "4")
     semix(tree, folder, "relabel", plain, "--set", "annotation.scale=3")
@@ -150,41 +152,43 @@ def run_all(tree: Path, folder: Path, models: Path) -> None:
         audit = semix(tree, folder, "audit", f"builds/{name}", "--json")
         (folder / f"audit-{name}.json").write_text(audit)
     for name, changes in TRAININGS.items():
-        semix(tree, folder, "train", "train.yaml", "--out", f"runs/{name}", *_set(changes))
+        semix(tree, folder, "train", "train.yaml", "--out", f"runs/{name}", *_options(changes))
 
 
 def refusals(tree: Path, folder: Path) -> dict[str, str]:
     """Exit status and field of each refusal."""
     outputs = {}
     for name, arguments in REFUSALS.items():
-        ended = _run(tree, folder, arguments)
-        error = re.search(r"error: (.*?) = ", " ".join(ended.stderr.split()))
-        field = error[1].replace(str(folder), "PLACE") if error else ended.stderr[-300:]
-        outputs[f"refusal: {name}"] = f"{ended.returncode} {field}"
+        process = _run(tree, folder, arguments)
+        error = re.search(r"error: (.*?) = ", " ".join(process.stderr.split()))
+        field = error[1].replace(str(folder), "PLACE") if error else process.stderr[-300:]
+        outputs[f"refusal: {name}"] = f"{process.returncode} {field}"
     return outputs
 
 
 def semix(tree: Path, folder: Path, *arguments: str) -> str:
-    """What a command prints; raises if it fails."""
-    ended = _run(tree, folder, arguments)
-    if ended.returncode:
-        sys.exit(f"{tree}: semix {' '.join(arguments)}\n{ended.stdout[-2000:]}{ended.stderr}")
+    """Run a command and return what it prints; ends the comparison if it fails."""
+    process = _run(tree, folder, arguments)
+    if process.returncode:
+        sys.exit(f"{tree}: semix {' '.join(arguments)}\n{process.stdout[-2000:]}{process.stderr}")
     print(f"{tree.name}: semix {' '.join(arguments)[:70]}", flush=True)
-    return ended.stdout
+    return process.stdout
 
 
-def _run(tree: Path, home: Path, arguments: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+def _run(
+    tree: Path, folder: Path, arguments: tuple[str, ...]
+) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "1000",
-        "SEMIX_CACHE": str(home / "cache"),
+        "SEMIX_CACHE": str(folder / "cache"),
     }
     command = [tree / ".venv" / "bin" / "semix", *arguments]
-    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def contents(folder: Path) -> Iterator[tuple[str, str]]:
-    """The content of each file, by a name without hashes."""
+    """Yields a name without hashes and the digest of the content, of each file."""
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if not path.is_file() or SKIPPED.search(name):
@@ -197,16 +201,19 @@ def contents(folder: Path) -> Iterator[tuple[str, str]]:
         elif path.suffix == ".safetensors":
             tensors = load_file(path)
             for key, tensor in sorted(tensors.items()):
-                yield f"{name}: {key}", _hashed(str(tensor.dtype).encode() + tensor.tobytes())
+                yield f"{name}: {key}", _hash(str(tensor.dtype).encode() + tensor.tobytes())
         elif path.suffix in (".json", ".jsonl"):
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-            yield name, _hashed(json.dumps([_lasting(json.loads(x)) for x in lines]).encode())
+            yield (
+                name,
+                _hash(json.dumps([_stable_fields(json.loads(x)) for x in lines]).encode()),
+            )
         else:
-            yield name, _hashed(path.read_bytes())
+            yield name, _hash(path.read_bytes())
 
 
 def _members(name: str, path: Path) -> Iterator[tuple[str, str]]:
-    """Images and records of a shard; of several that were made, the record counts, not the tar."""
+    """Images and records of a shard, each compared alone; the bytes of the tar do not count."""
     with tarfile.open(path) as tar:
         for member in tar:
             file = tar.extractfile(member)
@@ -215,31 +222,31 @@ def _members(name: str, path: Path) -> Iterator[tuple[str, str]]:
                 record = json.loads(content)
                 record["noise"].pop("bank", None)
                 content = json.dumps(record, sort_keys=True).encode()
-            yield f"{name}: {member.name}", _hashed(content)
+            yield f"{name}: {member.name}", _hash(content)
 
 
 def _set_name(digest: str, path: Path) -> str:
-    """A label set by what it is, since its digest binds it to a plan."""
+    """A name of a label set from its settings, since its digest depends on the plan."""
     settings = json.loads((_folder_of(path, digest) / "set.json").read_text())
-    return _hashed(json.dumps(settings["annotation"], sort_keys=True).encode())[:8]
+    return _hash(json.dumps(settings["annotation"], sort_keys=True).encode())[:8]
 
 
 def _folder_of(path: Path, digest: str) -> Path:
     return next(parent for parent in path.parents if parent.name == digest)
 
 
-def _lasting(value: Any) -> Any:
+def _stable_fields(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _lasting(v) for k, v in sorted(value.items()) if k not in VOLATILE}
-    return [_lasting(v) for v in value] if isinstance(value, list) else value
+        return {k: _stable_fields(v) for k, v in sorted(value.items()) if k not in VOLATILE}
+    return [_stable_fields(v) for v in value] if isinstance(value, list) else value
 
 
-def _hashed(content: bytes) -> str:
+def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _set(changes: tuple[str, ...]) -> list[str]:
-    return [part for change in changes for part in ("--set", change)]
+def _options(changes: tuple[str, ...]) -> list[str]:
+    return [argument for change in changes for argument in ("--set", change)]
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def _draw_gaps(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
 
 
 def _draw_histogram(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
-    share = bins.share.numpy()
+    share = bins.fraction.numpy()
     left, width = _left_and_width(len(share))
     axes.bar(left, share, width=width, align="edge", color=theme.muted)
     axes.set_yscale("log")  # most predictions are near 1; the others must stay visible

@@ -35,7 +35,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(GPU)}; all by default")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", default="sd15", help="sd15, or tiny to try it without a GPU")
-    parser.add_argument("--cap", type=float, default=240, help="start no benchmark after seconds")
+    parser.add_argument(
+        "--cap", type=float, default=240, help="seconds after which no benchmark starts"
+    )
     options = parser.parse_args()
     unknown = set(options.names) - set(GPU)
     if unknown:
@@ -53,13 +55,13 @@ def main() -> int:
         module, function = GPU[name].split(":")
         try:
             result = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(bench)
-        except Exception:  # one that fails must not cost the others
+        except Exception:  # after a failure the other benchmarks still run
             traceback.print_exc()
             failed += 1
             continue
         show(result)
         config = {"size": options.size, "dtype": bench.dtype, "gemm_tflops": bench.gemm_tflops}
-        # Written after each, so that a call that is cut off keeps what it has.
+        # Written after each benchmark, so that an interrupted run keeps its results.
         write([result], kind=f"gpu-{options.size}", device=bench.device_name, config=config)
     return 1 if failed else 0
 

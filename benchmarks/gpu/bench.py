@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: models on the device, a clock that waits for it, its peak."""
+"""What all GPU benchmarks use: models on the device, a clock that waits for it, its peak rate."""
 
 import statistics
 import tempfile
@@ -36,7 +36,7 @@ class Bench:
 
     @cached_property
     def gemm_tflops(self) -> float:
-        """Rate of one large matrix product, of which other rates are given as shares."""
+        """Rate of one large matrix product, the unit of `gemm_fraction`."""
         return device_rate(self.device, self.dtype)
 
     def model(self, size: str | None = None) -> Path:
@@ -52,7 +52,7 @@ class Bench:
         return load_generator(self.config(size=size, **settings), device=self.device)
 
     def config(self, *, size: str | None = None, **settings: Any) -> GeneratorConfig:
-        """20 steps with guidance."""
+        """Settings of a generator: 20 steps with guidance, unless `settings` change them."""
         size = size or self.size
         values = {
             "family": family_of(size),
@@ -65,9 +65,9 @@ class Bench:
 
     def image_tflop(self, config: GeneratorConfig, *, decoded: bool = True) -> float:
         """TFLOP of one image, counted from the model's config files."""
-        work = generator_cost(config)
-        rows = network_rows(config, 1, calls=work.calls)
-        return (rows * work.row + decoded * work.decode) / TERA
+        cost = generator_cost(config)
+        rows = network_rows(config, 1, calls=cost.calls)
+        return (rows * cost.row + decoded * cost.decode) / TERA
 
     def inputs(self, generator: Any, images: int) -> tuple[torch.Tensor, Conditioning]:
         """Noise and conditioning of some images."""
@@ -91,7 +91,7 @@ class Bench:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
-    def share(self, tflops: float) -> float:
+    def gemm_fraction(self, tflops: float) -> float:
         return tflops / self.gemm_tflops
 
 
@@ -104,6 +104,6 @@ def family_of(size: str) -> str:
 
 
 def check_activations(values: torch.Tensor) -> None:
-    """Dead or exploded activations raise clocks and flatter the result."""
+    """Check that no activations are dead or exploded, which would flatter the rates."""
     assert torch.isfinite(values.float()).all(), "NaN or infinite values"
     assert values.float().flatten(1).std(dim=1).min() > 0, "a constant image"

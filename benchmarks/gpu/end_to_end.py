@@ -23,14 +23,14 @@ BATCH = 64
 def g6_end_to_end(bench: Bench) -> Result:
     result = Result("G6", f"{bench.size}: generate, encode, write; natural images are encoded")
     images = 512 if bench.device != "cpu" else 64
-    # Random weights give noise, whose size is the worst case: photographs are encoded in its place.
-    bank = crops(BATCH)
+    # Random weights give noise, the worst case for file sizes: photographs are encoded instead.
+    photographs = crops(BATCH)
     for steps, guidance, bar in ((20, 7.5, 1.03), (4, 0.0, 1.10)):
         generator = bench.generator(steps=steps, guidance_scale=guidance, compile="regional")
         make = _batches(bench, generator, images)
-        alone = _timed(bench, lambda: list(make()))  # noqa: B023
-        ours = _timed(bench, lambda: _overlapped(bench, make(), bank))  # noqa: B023
-        serial = _timed(bench, lambda: _serial(bench, make(), bank))  # noqa: B023
+        alone = _time(bench, lambda: list(make()))  # noqa: B023
+        ours = _time(bench, lambda: _overlapped(bench, make(), photographs))  # noqa: B023
+        serial = _time(bench, lambda: _serial(bench, make(), photographs))  # noqa: B023
         name = f"{steps} steps"
         result.at_most(f"{name}: whole over generating alone", ours / alone, bar)
         if steps == 20:
@@ -51,7 +51,7 @@ def _batches(bench: Bench, generator: Any, images: int) -> Any:
     return make
 
 
-def _timed(bench: Bench, call: Any) -> float:
+def _time(bench: Bench, call: Any) -> float:
     bench.wait()
     start = time.perf_counter()
     call()
@@ -59,7 +59,7 @@ def _timed(bench: Bench, call: Any) -> float:
     return time.perf_counter() - start
 
 
-def _overlapped(bench: Bench, batches: Any, bank: np.ndarray) -> None:
+def _overlapped(bench: Bench, batches: Any, photographs: np.ndarray) -> None:
     with (
         (bench.folder / "ours.tar").open("wb") as file,
         ShardWriter(file, extension="webp", clock=Stopwatch()) as writer,
@@ -67,17 +67,17 @@ def _overlapped(bench: Bench, batches: Any, bank: np.ndarray) -> None:
         for number, _ in enumerate(batches):
             for row in range(0, BATCH, 8):
                 record = handmade.series_of(handmade.record(number * BATCH + row, 8))
-                series = bank[row : row + 8]
+                series = photographs[row : row + 8]
                 writer.add(record, lambda series=series: encode_series(series, "webp"))
 
 
-def _serial(bench: Bench, batches: Any, bank: np.ndarray) -> None:
-    """Generate, save each as PNG, then read all again and write a tar."""
+def _serial(bench: Bench, batches: Any, photographs: np.ndarray) -> None:
+    """Generate, save each image as PNG, then read all files again and write a tar."""
     folder = bench.folder / "png"
     folder.mkdir(exist_ok=True)
     files: list[Path] = []
     for number, _ in enumerate(batches):
-        for row, image in enumerate(bank):
+        for row, image in enumerate(photographs):
             files.append(folder / f"{number}_{row}.png")
             Image.fromarray(image).save(files[-1])
     with wds.ShardWriter(str(bench.folder / "serial-%04d.tar"), maxsize=1e12, verbose=0) as writer:
@@ -93,11 +93,11 @@ def g12_determinism(bench: Bench) -> Result:
     noise, condition = bench.inputs(generator, BATCH)
 
     def pixels(size: int) -> torch.Tensor:
-        parts = [
-            generator.decode(generator.sample(noise[at : at + size], condition[at : at + size]))
-            for at in range(0, BATCH, size)
+        batches = [
+            generator.decode(generator.sample(noise[i : i + size], condition[i : i + size]))
+            for i in range(0, BATCH, size)
         ]
-        return torch.cat(parts)
+        return torch.cat(batches)
 
     first = pixels(BATCH)
     result.equal("the same batch twice is the same", bool(torch.equal(first, pixels(BATCH))), True)

@@ -25,20 +25,20 @@ CLASSES, SIZE = 10, 32
 SIZES = {False: ("resnet50", 50_000, 40), True: ("resnet8", 256, 3)}  # images, epochs; on CPU
 CHANGES = {"cached": {"shift": 0}, "new views": {"shift": 4, "flip": True}}
 BARS = {"cached": (25.0, 20.0), "new views": (3.0, 60.0)}  # ratio and seconds
-IN_LOOP = 2  # epochs of the loop that are measured, after one that warms up
+LOOP_EPOCHS = 2  # timed epochs of the loop, after one that warms up
 
 
 @float32_precision("tf32")
 def g10_head_stage(bench: Bench) -> Result:
-    """Seconds of the whole stage, ours in bf16; the loop in float32 with TF32, by the epoch."""
+    """Seconds of the whole stage, ours in bf16; of the loop per epoch, in float32 with TF32."""
     tiny = bench.device == "cpu"
     model, count, epochs = SIZES[tiny]
     result = Result("G10", f"MaC-Cal's head on {model}, {count} images, {epochs} epochs")
     data = TrainingData(noise(count), None, SIZE)
     for name, changes in CHANGES.items():
         config = settings(model, epochs, changes, precision="no" if tiny else "bf16")
-        network = frozen(config, data, bench.device)
-        ours = timed(bench, lambda: our_stage(bench, config, data, network))  # noqa: B023
+        network = frozen_network(config, data, bench.device)
+        ours = time_call(bench, lambda: our_stage(bench, config, data, network))  # noqa: B023
         epoch = loop_epoch(bench, config, data, network)
         ratio, limit = BARS[name]
         result.at_least(f"{name}: ratio to the network in the loop", epoch * epochs / ours, ratio)
@@ -64,13 +64,13 @@ def loop_epoch(bench: Bench, config: TrainConfig, data: TrainingData, network: N
         options: dict[str, Any] = {"base_accuracy": 1.0, "device": bench.device}
         return lambda: train_in_loop(config, data, network, epochs=epochs, **options)
 
-    first = timed(bench, run(1))  # warms up
-    first = min(first, timed(bench, run(1)))
-    return (timed(bench, run(1 + IN_LOOP)) - first) / IN_LOOP
+    one_epoch = time_call(bench, run(1))  # warms up
+    one_epoch = min(one_epoch, time_call(bench, run(1)))
+    return (time_call(bench, run(1 + LOOP_EPOCHS)) - one_epoch) / LOOP_EPOCHS
 
 
-def timed(bench: Bench, call: Callable[[], object]) -> float:
-    """Wall seconds."""
+def time_call(bench: Bench, call: Callable[[], object]) -> float:
+    """Wall seconds of a call, until the device has finished."""
     bench.wait()
     start = time.perf_counter()
     call()
@@ -81,7 +81,7 @@ def timed(bench: Bench, call: Callable[[], object]) -> float:
 def settings(model: str, epochs: int, changes: dict[str, Any], *, precision: str) -> TrainConfig:
     values = {
         "name": "head",
-        "real": {"name": "imagefolder", "path": "made"},  # never opened
+        "real": {"name": "imagefolder", "path": "made"},  # a folder that is never opened
         "model": {"name": model},
         "augment": changes,
         "mixed_precision": precision,
@@ -90,8 +90,8 @@ def settings(model: str, epochs: int, changes: dict[str, Any], *, precision: str
     return load_settings(TrainConfig, values)
 
 
-def frozen(config: TrainConfig, data: TrainingData, device: str) -> Network:
-    """Random weights; batch norms that have seen images, so that no activation explodes."""
+def frozen_network(config: TrainConfig, data: TrainingData, device: str) -> Network:
+    """Random weights, and batch norms with statistics of images, so that no activation explodes."""
     torch.manual_seed(0)
     network = Network(config, CLASSES)
     network.normalise.fit(data.train_pixels)
@@ -103,7 +103,7 @@ def frozen(config: TrainConfig, data: TrainingData, device: str) -> Network:
 
 
 def noise(count: int) -> RealDataset:
-    """Random pictures; what they show does not matter for the time."""
+    """Random pixels: the time does not depend on the content of the images."""
     rng = np.random.default_rng(0)
 
     def split(size: int) -> ImageSplit:
@@ -112,7 +112,9 @@ def noise(count: int) -> RealDataset:
             return rng.integers(256, size=(size, SIZE, SIZE, 3), dtype=np.uint8)
 
         return ImageSplit(
-            np.arange(size) % CLASSES, load=lambda chosen: pixels()[chosen], content=lambda: "noise"
+            np.arange(size) % CLASSES,
+            load=lambda rows: pixels()[rows],
+            content=lambda: "noise",
         )
 
     names = tuple(f"class {number}" for number in range(CLASSES))

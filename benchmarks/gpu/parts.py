@@ -46,7 +46,7 @@ def g5_clip(bench: Bench) -> Result:
 
 
 def _clip_rates(bench: Bench, name: str, dtype: str) -> tuple[float, float]:
-    """Images per second as the product encodes them, and one at a time through PIL."""
+    """Images per second in batches, as semix encodes, and one at a time through PIL."""
     folder = bench.folder / name
     if not folder.is_dir():
         save_clip(folder, name)
@@ -111,8 +111,8 @@ def g7_noise(bench: Bench) -> Result:
     ratio = bench.seconds(one_by_one, repeats=1) / bench.seconds(batched)
     result.at_least("batched over one at a time", ratio, 4.0)
     images, condition = bench.inputs(generator, 48)
-    production = bench.seconds(lambda: generator.sample(images, condition)) / 48 * 8
-    overhead = bench.seconds(batched) / production
+    series_s = bench.seconds(lambda: generator.sample(images, condition)) / 48 * 8
+    overhead = bench.seconds(batched) / series_s
     result.at_most("overhead over 0.1875 K", overhead / (0.1875 * 16), 1.1)
     result.figures |= {"score_difference": difference, "overhead_of_16": overhead}
     return result

@@ -49,10 +49,10 @@ def g1_sampler(bench: Bench) -> Result:
     ours = max(eager, regional)
     single = peer_rate(bench, StableDiffusionPipeline, bench.model(), size=1, images=8)
     eight = peer_rate(bench, StableDiffusionPipeline, bench.model(), size=8, images=16)
-    image = bench.image_tflop(bench.config())
-    tflops = ours * image
+    image_tflop = bench.image_tflop(bench.config())
+    tflops = ours * image_tflop
     result.at_least("ratio to one prompt a call", ours / single, 4.0)
-    result.at_least("share of the device's GEMM rate", bench.share(tflops), 0.35)
+    result.at_least("share of the device's GEMM rate", bench.gemm_fraction(tflops), 0.35)
     result.figures |= {
         "eager": eager,
         "regional": regional,
@@ -61,7 +61,7 @@ def g1_sampler(bench: Bench) -> Result:
         "ratio to eight": ours / eight,
         "tflops": tflops,
         "gemm_tflops": bench.gemm_tflops,
-        "limit": bench.gemm_tflops / image,
+        "limit": bench.gemm_tflops / image_tflop,
     }
     return result
 
@@ -71,7 +71,7 @@ def g2_batch_curve(bench: Bench) -> Result:
     row = generator_cost(bench.config()).row / TERA
     for mode, counts in (
         ("none", [1, 2, 4, 8, 16, 32, 64, 128, 256]),
-        ("regional", [8, 32, 128]),  # each size is compiled anew
+        ("regional", [8, 32, 128]),  # each batch size is compiled separately
     ):
         generator = bench.generator(compile=mode, guidance_scale=1.0)
         seconds = []
@@ -113,13 +113,13 @@ def g3_compile(bench: Bench) -> Result:
 def g8_fast_paths(bench: Bench) -> Result:
     result = Result("G8", f"{bench.size}: faster recipes against the exact one, timing only")
     exact = _sampling_seconds(bench, {})
-    work = bench.image_tflop(bench.config(), decoded=False)
+    exact_tflop = bench.image_tflop(bench.config(), decoded=False)
     settings: dict[str, Any]
     for name, settings in (
         ("guidance off in 40 % of the steps", {"guidance_interval": [0.0, 0.6]}),
         ("half the steps, UniPC", {"scheduler": "unipc", "steps": 10}),
     ):
-        expected = work / bench.image_tflop(bench.config(**settings), decoded=False)
+        expected = exact_tflop / bench.image_tflop(bench.config(**settings), decoded=False)
         ratio = exact / _sampling_seconds(bench, settings)
         result.at_least(name, ratio, 0.9 * expected)
         result.figures[f"{name}, by FLOP"] = expected

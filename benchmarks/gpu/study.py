@@ -1,16 +1,16 @@
 """A whole study on one GPU, from images alone: `python -m benchmarks.gpu study --budget 20m ...`.
 
 It trains a generator and a CLIP, makes mixed images, trains and measures every cell of study.yaml
-and writes one result file. When the budget ends it stops whatever runs, which keeps what it has,
-and ends with status 75; the same command goes on. Prefect is not needed. Where nothing can be
-installed, wheels of diffusers, open_clip_torch, webdataset and pydantic must travel along.
+and writes one result file. When the budget ends it stops the running step, whose output is kept,
+and exits with status 75; the same command continues. Prefect is not needed. On a machine without
+a package index, install diffusers, open_clip_torch, webdataset and pydantic from wheels.
 
-Arithmetic for an H100, at assumed rates, as it has not run on one: the denoiser's 12,000 steps at
+Estimate for an H100, at assumed rates, since it has not run on one: the denoiser's 12,000 steps at
 20 ms are four minutes, autoencoder and CLIP three more; 21,600 images at 20 guided steps on 8 x 8
 latents one. A ResNet-18 sees 300,000 real images in 30 epochs and, with CSM, twice as many mixed
 ones: at 15,000 a second 20 and 60 s, with a ResNet-50 four times that, for three seeds, three
 trainings on real images alone and three weights of CSM: 12 and 48 minutes one after the other, and
-less where trainers beside each other share the GPU.
+less where several trainers share the GPU.
 """
 
 import argparse
@@ -46,9 +46,9 @@ from semix.flows.study_builds import (
 
 CONFIG = Path(__file__).with_name("study.yaml")
 UNFINISHED = 75  # EX_TEMPFAIL
-GRACE_S = 60.0  # for a checkpoint, or the shard at hand
+GRACE_S = 60.0  # to write a checkpoint or finish a shard
 SECONDS, RESULT = "seconds.json", "result.json"
-# The same path in minutes on a CPU.
+# Overrides with which the study takes minutes on a CPU.
 TINY = (
     "base.real.image_size=16",
     "base.real.train_per_class=20",
@@ -70,7 +70,7 @@ TINY = (
 
 
 class OutOfTime(Exception):
-    """The budget is used up; what was made stays."""
+    """The budget is used up; finished work is kept."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -79,18 +79,18 @@ def main(arguments: Sequence[str]) -> int:
     deadline = time.monotonic() + options.budget
     try:
         study = load_settings(StudyConfig, CONFIG, [*overrides, *options.set])
-        story = Story(study, options.out.absolute(), options.device, options.slots, deadline)
-        if options.only_mixed:  # the child that makes one mixed dataset, which may be stopped
-            return story.make_mixed(options.only_mixed)
-        story.tell(arguments)
+        runner = GpuStudy(study, options.out.absolute(), options.device, options.slots, deadline)
+        if options.only_mixed:  # in the child that makes one mixed dataset and can be stopped
+            return runner.make_mixed(options.only_mixed)
+        runner.run(arguments)
     except OutOfTime:
-        print(f"the budget of {options.budget:.0f} s is used up: {story.progress()}", flush=True)
+        print(f"the budget of {options.budget:.0f} s is used up: {runner.progress()}", flush=True)
         print("the same command goes on", flush=True)
         return UNFINISHED
     except (RuntimeError, InputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    result = story.record(options.size)
+    result = runner.record(options.size)
     print(f"written: {result}, study.md")
     if options.record:
         from benchmarks.measure import RESULTS
@@ -103,11 +103,11 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu study", description=__doc__)
     parser.add_argument("--images", type=Path, required=True, help="folder of train/ and test/")
-    parser.add_argument("--out", type=Path, required=True, help="everything is kept here")
+    parser.add_argument("--out", type=Path, required=True, help="folder of all outputs")
     parser.add_argument("--budget", type=_seconds, default="20m", help="as 20m or 540s")
     parser.add_argument("--size", choices=("h100", "tiny"), default="h100")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--slots", type=int, default=3, help="trainers beside each other")
+    parser.add_argument("--slots", type=int, default=3, help="trainers that run at the same time")
     parser.add_argument("--set", action="append", default=[], help="a setting of study.yaml")
     parser.add_argument("--record", action="store_true", help="copy to benchmarks/results")
     parser.add_argument("--only-mixed", default="", help=argparse.SUPPRESS)
@@ -122,7 +122,7 @@ def _seconds(text: str) -> float:
 
 
 @dataclass
-class Story:
+class GpuStudy:
     """The study from its first network to its result file, each step once."""
 
     study: StudyConfig
@@ -136,11 +136,11 @@ class Story:
         self.cells = cells_of(self.study, self.out)
         self.plans = mixed_plans(self.study, self.cells)
 
-    def tell(self, arguments: Sequence[str]) -> None:
-        """Make whatever is missing.
+    def run(self, arguments: Sequence[str]) -> None:
+        """Make all models, mixed datasets and trainings that are missing.
 
         Args:
-            given: our own arguments, for the children that make mixed datasets.
+            arguments: of this command, for the children that make mixed datasets.
         Raises:
             OutOfTime: the budget ended first.
             RuntimeError: a child failed.
@@ -153,14 +153,14 @@ class Story:
                     self._run([*command, "--only-mixed", plan.url])
         if self.plans:
             write_figures_of(self.plans, self.out)
-        todo = [cell for cell in self.cells if not is_measured(cell.config, cell.run(self.out))]
-        for cell in todo:
+        missing = [cell for cell in self.cells if not is_measured(cell.config, cell.run(self.out))]
+        for cell in missing:
             claim_run(cell.config, cell.run(self.out))
         with self._timed("trainings"), ThreadPoolExecutor(self.slots) as pool:
-            list(pool.map(self._train, plan_jobs(todo, slots=self.slots)))
+            list(pool.map(self._train, plan_jobs(missing, slots=self.slots)))
 
     def make_mixed(self, url: str) -> int:
-        """Models and one mixed dataset; the exit status."""
+        """Make the models and one mixed dataset; returns the exit status."""
         from semix.pipeline.worker import main as work
 
         plan = next(plan for plan in self.plans if plan.url == url)
@@ -172,14 +172,14 @@ class Story:
         return status
 
     def progress(self) -> str:
-        """What is done, and what is left."""
+        """How many mixed datasets and cells are done, of how many."""
         built = sum(map(is_built, self.plans))
         measured = sum(is_measured(cell.config, cell.run(self.out)) for cell in self.cells)
         mixed = f"{built} of {len(self.plans)} mixed datasets are made"
         return f"{mixed}, {measured} of {len(self.cells)} cells measured"
 
     def record(self, size: str) -> Path:
-        """The tables of the study, and one file with every seed's values."""
+        """Write the study's tables and one file with the values of every seed; returns its path."""
         import pandas
         import torch
 
@@ -209,11 +209,11 @@ class Story:
             forget_failure(run)
             try:
                 self._run([sys.executable, "-m", *trainer, f"--device={self.device}"])
-            except RuntimeError as error:  # the others go on, and the tables name it
+            except RuntimeError as error:  # other runs continue, and the tables name the failure
                 note_failure(run, str(error), last_lines=[])
 
     def _run(self, command: Sequence[str]) -> None:
-        """A child until it ends, or is told to when the budget does."""
+        """Run a child process until it ends, or stop it when the budget ends."""
         if time.monotonic() >= self.deadline:
             raise OutOfTime
         with subprocess.Popen(command, start_new_session=True) as child:
@@ -231,12 +231,12 @@ class Story:
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
-        """Adds to the stage's seconds, over all commands that worked at it."""
+        """Add the time of the block to the seconds of the stage, which all commands add up."""
         start = time.monotonic()
         try:
             yield
         finally:
             path = self.out / SECONDS
-            known: dict[str, float] = read_json(path) if path.is_file() else {}
-            known[stage] = round(known.get(stage, 0.0) + time.monotonic() - start, 1)
-            write_json(path, known)
+            seconds: dict[str, float] = read_json(path) if path.is_file() else {}
+            seconds[stage] = round(seconds.get(stage, 0.0) + time.monotonic() - start, 1)
+            write_json(path, seconds)

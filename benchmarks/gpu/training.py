@@ -28,14 +28,15 @@ from benchmarks.measure import Result
 from tests import handmade
 
 CLASSES, SIZE, ALPHAS = 10, 32, 8
-PER_REAL = 2  # mixed images for each real one: an end point and an inner one
+PER_REAL = 2  # mixed images per real image: an end point and an inner one
 TFLOP_AN_IMAGE = 3 * 2 * 1.30e9 / 1e12  # ResNet-50 at 32 px: 1.30 G multiply-adds forward
 WORKERS = 8  # of the peer's DataLoader
-SIZES = {False: (5120, 20, 128), True: (40, 1, 8)}  # real images, series a pair, batch; on CPU
+# Real images, series per pair, batch; True: on CPU.
+SIZES = {False: (5120, 20, 128), True: (40, 1, 8)}
 
 
 def g9_training(bench: Bench) -> Result:
-    """Images per second of ours in bf16 and float32, and of the peer in float32 with TF32."""
+    """Images per second: semix in bf16 and float32, the peer in float32 with TF32."""
     tiny = bench.device == "cpu"
     model = "resnet8" if tiny else "resnet50"
     count, series, batch = SIZES[tiny]
@@ -73,7 +74,7 @@ def settings(folder: Path, url: str, *, model: str, batch: int, precision: str) 
     real = {"name": "imagefolder", "path": str(folder / "real"), "image_size": SIZE}
     values = {
         "name": "csm",
-        "real": {**real, "allow_overlap": 10_000},  # pieces of one sky may be alike
+        "real": {**real, "allow_overlap": 10_000},  # crops of one sky may be alike
         "mixed": {"url": url, "per_real": PER_REAL},
         "model": {"name": model},
         "batch_size": batch,
@@ -84,7 +85,7 @@ def settings(folder: Path, url: str, *, model: str, batch: int, precision: str) 
 
 
 def peer_rate(bench: Bench, folder: Path, model: str, batch: int) -> float:
-    """CSM's loop: a DataLoader that opens loose PNG files and draws groups until one fits."""
+    """CSM's loop: a DataLoader opens single PNG files and draws groups until one has the class."""
     network = build_model(model, CLASSES).to(bench.device).train()
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     workers = WORKERS if bench.device != "cpu" else 0
@@ -99,8 +100,8 @@ def peer_rate(bench: Bench, folder: Path, model: str, batch: int) -> float:
     )
 
     def epoch() -> None:
-        for parts in loader:
-            images, target, mixed, labels = (part.to(bench.device) for part in parts)
+        for batch_tensors in loader:
+            images, target, mixed, labels = (t.to(bench.device) for t in batch_tensors)
             loss = functional.cross_entropy(network(images)[0], target)
             p = network(mixed.flatten(0, 1))[0].softmax(1)
             loss = loss + (p - labels.flatten(0, 1)).square().sum(1).mean()
@@ -108,7 +109,7 @@ def peer_rate(bench: Bench, folder: Path, model: str, batch: int) -> float:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), 2.0)
             optimiser.step()
-            loss.item()  # its meters read the loss of every step
+            loss.item()  # the official code reads the loss of every step
 
     return len(loader) * batch * (1 + PER_REAL) / bench.seconds(epoch)
 
@@ -143,12 +144,12 @@ class LoosePairs(Dataset[tuple[Tensor, ...]]):
         pair: list[int] = []
         while target not in pair:
             series = random.choice(self.series)
-            pair = [int(part) for part in series.name.split("_")[1:]]
+            pair = [int(field) for field in series.name.split("_")[1:]]
         end = 0 if target == pair[1] else ALPHAS - 1  # weights of the first class rise
-        chosen = [end, random.randrange(1, ALPHAS - 1)]
-        mixed = torch.stack([self._open(series / f"{n:02d}.png") for n in chosen])
+        positions = [end, random.randrange(1, ALPHAS - 1)]
+        mixed = torch.stack([self._open(series / f"{n:02d}.png") for n in positions])
         labels = torch.zeros(2, CLASSES)
-        for row, n in enumerate(chosen):
+        for row, n in enumerate(positions):
             labels[row, pair[0]] = n / (ALPHAS - 1)
             labels[row, pair[1]] = 1 - n / (ALPHAS - 1)
         return self._open(path), torch.tensor(target), mixed, labels
@@ -170,9 +171,9 @@ def write_images(folder: Path, per_class: int, series_a_pair: int) -> str:
     cost of training does not. Returns the root's URL.
     """
     bank = small_crops()
-    unseen = {"validation": 1, "test": 1}  # a run measures, though not while the clock runs
+    untimed = {"validation": 1, "test": 1}  # a run needs them; they are not read while timed
     pieces = iter(bank)
-    for split, count in {"train": per_class, **unseen}.items():
+    for split, count in {"train": per_class, **untimed}.items():
         for name in class_names():
             target = folder / "real" / split / name
             target.mkdir(parents=True)

@@ -24,12 +24,12 @@ from semix.calib.corruptions.noise_blur import (
     zoom_blur,
 )
 from semix.calib.corruptions.pixels import Pixels, to_bytes
-from semix.calib.corruptions.severities import published
+from semix.calib.corruptions.severities import published_constants
 from semix.calib.corruptions.weather import fog, frost, snow, spatter
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed
 
-KINDS: dict[str, Callable[[Pixels, Any, Sequence[np.random.Generator]], Pixels]] = {
+CORRUPTIONS: dict[str, Callable[[Pixels, Any, Sequence[np.random.Generator]], Pixels]] = {
     "gaussian_noise": gaussian_noise,
     "shot_noise": shot_noise,
     "impulse_noise": impulse_noise,
@@ -50,10 +50,10 @@ KINDS: dict[str, Callable[[Pixels, Any, Sequence[np.random.Generator]], Pixels]]
     "spatter": spatter,
     "saturate": saturate,
 }
-STANDARD, EXTRA = tuple(KINDS)[:15], tuple(KINDS)[15:]
+STANDARD, EXTRA = tuple(CORRUPTIONS)[:15], tuple(CORRUPTIONS)[15:]
 SEVERITIES = (1, 2, 3, 4, 5)
 MIN_SIDE = 16  # pixels; the kernels need some room
-AT_ONCE = 2**20  # values per stack, so that a stack stays in the CPU cache
+STACK_VALUES = 2**20  # per stack of images, so that a stack stays in the CPU cache
 
 
 def corrupt(
@@ -61,14 +61,14 @@ def corrupt(
 ) -> np.ndarray:
     """Corrupt images as the public benchmark does.
 
-    Random choices for an image depend on seed, name, severity and the image's number alone, so
+    Random choices for an image depend on seed, name, severity and the image's index alone, so
     that any division into stacks gives the same pixels.
 
     Args:
         images: uint8 [N, S, S, 3], S of 16 at least.
         name: one of `STANDARD` or `EXTRA`.
         severity: 1, hardly visible, to 5; its constants depend on S, see `severities`.
-        first: number of the first image.
+        first: index of the first image in its dataset.
     Returns:
         uint8 [N, S, S, 3].
     Raises:
@@ -77,27 +77,27 @@ def corrupt(
 
     Source: Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
     Corruptions and Perturbations", ICLR 2019, with the constants of the authors' scripts. Our
-    frost is drawn, not photographed, so its figures are not comparable with published ones.
+    frost is drawn, not photographed, so its results are not comparable with published ones.
     """
     _check(images, name, severity)
-    kind, level = KINDS[name], published(name, severity, size=images.shape[1])
+    corruption, level = CORRUPTIONS[name], published_constants(name, severity, size=images.shape[1])
     corrupted = np.empty_like(images)
-    stack = max(1, AT_ONCE // images[:1].size) if len(images) else 1
+    stack = max(1, STACK_VALUES // images[:1].size) if len(images) else 1
     for start in range(0, len(images), stack):
-        part = images[start : start + stack]
-        numbers = range(first + start, first + start + len(part))
+        originals = images[start : start + stack]
+        indices = range(first + start, first + start + len(originals))
         generators = [
-            np.random.default_rng(derived_seed("corruption", seed, name, severity, number))
-            for number in numbers
+            np.random.default_rng(derived_seed("corruption", seed, name, severity, index))
+            for index in indices
         ]
-        scaled = part.astype(np.float32) / 255
-        corrupted[start : start + stack] = to_bytes(kind(scaled, level, generators))
+        scaled = originals.astype(np.float32) / 255
+        corrupted[start : start + stack] = to_bytes(corruption(scaled, level, generators))
     return corrupted
 
 
 def _check(images: np.ndarray, name: str, severity: int) -> None:
-    if name not in KINDS:
-        raise InputError("corruption", name, f"choose one of {', '.join(KINDS)}")
+    if name not in CORRUPTIONS:
+        raise InputError("corruption", name, f"choose one of {', '.join(CORRUPTIONS)}")
     if severity not in SEVERITIES:
         raise InputError("severity", severity, "choose 1, 2, 3, 4 or 5")
     shape = images.shape

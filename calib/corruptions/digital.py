@@ -9,8 +9,8 @@ from semix.calib.corruptions.noise_blur import Generators
 from semix.calib.corruptions.pixels import (
     Pixels,
     draw,
+    interpolate_at,
     mirrored,
-    read_at,
     reflected,
     smooth,
     to_bytes,
@@ -27,69 +27,69 @@ def brightness(images: Pixels, added: float, generators: Generators) -> Pixels:
     return brightened
 
 
-def contrast(images: Pixels, left: float, generators: Generators) -> Pixels:
+def contrast(images: Pixels, factor: float, generators: Generators) -> Pixels:
     """Every channel pulled towards its mean over the image."""
     mean = images.mean(axis=(1, 2), keepdims=True, dtype=np.float64).astype(np.float32)
-    return mean + np.float32(left) * (images - mean)
+    return mean + np.float32(factor) * (images - mean)
 
 
 def elastic_transform(
     images: Pixels, level: tuple[float, float, float], generators: Generators
 ) -> Pixels:
-    """A random affine map, then smooth random shifts of each pixel; in shares of the side."""
+    """A random affine map, then smooth random shifts of each pixel; in fractions of the side."""
     size = images.shape[1]
-    shift, sigma, reach = (share * size for share in level)
-    corners = draw(generators, lambda one: one.uniform(-reach, reach, (3, 2)))
-    shifts = draw(generators, lambda one: one.uniform(-1, 1, (2, size, size)))
-    images = read_at(images, *_affine_coordinates(corners, size), border=mirrored)
+    shift, sigma, reach = (fraction * size for fraction in level)
+    corners = draw(generators, lambda rng: rng.uniform(-reach, reach, (3, 2)))
+    shifts = draw(generators, lambda rng: rng.uniform(-1, 1, (2, size, size)))
+    images = interpolate_at(images, *_affine_coordinates(corners, size), border=mirrored)
     if not shift:
         return images
     rows, columns = (
         index + shift * smooth(shifts[:, axis], sigma, mode="reflect", truncate=3)
         for axis, index in enumerate(np.indices((size, size)))
     )
-    return read_at(images, rows, columns, border=reflected)
+    return interpolate_at(images, rows, columns, border=reflected)
 
 
-def _affine_coordinates(moved: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _affine_coordinates(corner_shifts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns that the affine map takes to each pixel, [N, S, S].
 
-    It moves three corners of the middle square by these columns and rows, [N, 3, 2].
+    The map moves three corners of the middle square by `corner_shifts`, columns and rows [N, 3, 2].
     """
     middle, third = size // 2, size // 3
     corners = middle + third * np.array([(1, 1), (1, -1), (-1, -1)], dtype=np.float64)
-    targets = np.concatenate([corners + moved, np.ones((len(moved), 3, 1))], axis=2)
-    back = np.linalg.solve(targets, np.broadcast_to(corners, moved.shape))  # [N, 3, 2]
+    targets = np.concatenate([corners + corner_shifts, np.ones((len(corner_shifts), 3, 1))], axis=2)
+    inverse = np.linalg.solve(targets, np.broadcast_to(corners, corner_shifts.shape))  # [N, 3, 2]
     row, column = np.indices((size, size))
     columns, rows = (
-        part[:, 0] * column + part[:, 1] * row + part[:, 2]
-        for part in back.transpose(2, 0, 1)[..., None, None]
+        weights[:, 0] * column + weights[:, 1] * row + weights[:, 2]
+        for weights in inverse.transpose(2, 0, 1)[..., None, None]
     )
     return rows, columns
 
 
-def pixelate(images: Pixels, left: float, generators: Generators) -> Pixels:
+def pixelate(images: Pixels, factor: float, generators: Generators) -> Pixels:
     """Shrunk and enlarged again by box averages."""
     size = images.shape[1]
-    small, box = int(size * left), Image.Resampling.BOX
+    small, box = int(size * factor), Image.Resampling.BOX
 
-    def coarse(image: Image.Image) -> Image.Image:
+    def coarsen(image: Image.Image) -> Image.Image:
         return image.resize((small, small), box).resize((size, size), box)
 
-    return _by_pillow(images, coarse)
+    return _apply_pillow(images, coarsen)
 
 
 def jpeg_compression(images: Pixels, quality: int, generators: Generators) -> Pixels:
     """Written as JPEG and read again."""
 
-    def written(image: Image.Image) -> Image.Image:
+    def compress(image: Image.Image) -> Image.Image:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
         return Image.open(file)
 
-    return _by_pillow(images, written)
+    return _apply_pillow(images, compress)
 
 
-def _by_pillow(images: Pixels, change: Callable[[Image.Image], Image.Image]) -> Pixels:
+def _apply_pillow(images: Pixels, change: Callable[[Image.Image], Image.Image]) -> Pixels:
     changed = [np.asarray(change(Image.fromarray(image))) for image in to_bytes(images)]
     return np.stack(changed).astype(np.float32) / 255

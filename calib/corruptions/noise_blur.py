@@ -20,26 +20,26 @@ Generators = Sequence[np.random.Generator]
 def gaussian_noise(images: Pixels, scale: float, generators: Generators) -> Pixels:
     """Normal noise of one deviation everywhere."""
     shape = images.shape[1:]
-    noise = draw(generators, lambda one: one.standard_normal(shape, dtype=np.float32))
+    noise = draw(generators, lambda rng: rng.standard_normal(shape, dtype=np.float32))
     return images + np.float32(scale) * noise
 
 
 def shot_noise(images: Pixels, photons: float, generators: Generators) -> Pixels:
-    """Poisson noise: the square root of how many photons a value stands for."""
+    """Poisson noise: the square root of the number of photons that a value stands for."""
     pairs = zip(images * photons, generators, strict=True)
     counts = np.stack([generator.poisson(image) for image, generator in pairs])
     return (counts / photons).astype(np.float32)
 
 
-def impulse_noise(images: Pixels, share: float, generators: Generators) -> Pixels:
+def impulse_noise(images: Pixels, fraction: float, generators: Generators) -> Pixels:
     """Some values, independently per channel, become black or white by a fair coin."""
     shape = (2, *images.shape[1:])
-    chance, coin = draw(generators, lambda one: one.random(shape, dtype=np.float32)).swapaxes(0, 1)
-    noisy: Pixels = np.where(chance < share, (coin < 0.5).astype(np.float32), images)
+    chance, coin = draw(generators, lambda rng: rng.random(shape, dtype=np.float32)).swapaxes(0, 1)
+    noisy: Pixels = np.where(chance < fraction, (coin < 0.5).astype(np.float32), images)
     return noisy
 
 
-RED = np.array([0, 1, 1], dtype=np.float32)  # how far its channels are from its value
+RED = np.array([0, 1, 1], dtype=np.float32)  # distance of each channel from the value of HSV
 
 
 def speckle_noise(images: Pixels, scale: float, generators: Generators) -> Pixels:
@@ -59,12 +59,12 @@ def saturate(images: Pixels, level: tuple[float, float], generators: Generators)
     Grey has no hue. The benchmark takes that of red, so the constant turns grey to red.
     """
     factor, added = level
-    value, low = (edge(images, axis=-1, keepdims=True) for edge in (np.max, np.min))
-    depth = value - low
+    value, low = (extreme(images, axis=-1, keepdims=True) for extreme in (np.max, np.min))
+    chroma = value - low
     with np.errstate(divide="ignore", invalid="ignore"):
-        saturation = np.where(value > 0, depth / value, 0)
-        away = np.where(depth > 0, (value - images) / depth, RED)
-    return value * (1 - away * np.clip(factor * saturation + added, 0, 1))
+        saturation = np.where(value > 0, chroma / value, 0)
+        distance = np.where(chroma > 0, (value - images) / chroma, RED)
+    return value * (1 - distance * np.clip(factor * saturation + added, 0, 1))
 
 
 def defocus_blur(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
@@ -79,54 +79,54 @@ def _disk(radius: float, rim: float) -> np.ndarray:
     taps = 1 if radius <= 8 else 2  # on each side, of the Gaussian that smooths the rim
     offset = np.arange(-reach, reach + 1)
     disk = (offset[:, None] ** 2 + offset**2 <= radius**2).astype(np.float64)
-    near = np.exp(-(np.arange(-taps, taps + 1) ** 2) / (2 * rim**2))
-    near /= near.sum()
+    gaussian = np.exp(-(np.arange(-taps, taps + 1) ** 2) / (2 * rim**2))
+    gaussian /= gaussian.sum()
     padded = np.pad(disk / disk.sum(), taps, mode="reflect")
     for axis in (0, 1):
-        padded = np.apply_along_axis(np.convolve, axis, padded, near, mode="valid")
+        padded = np.apply_along_axis(np.convolve, axis, padded, gaussian, mode="valid")
     return padded
 
 
 def glass_blur(images: Pixels, level: tuple[float, int, int], generators: Generators) -> Pixels:
     """Pixels become copies of near ones, between two slight Gaussian blurs.
 
-    From the last pixel to the first, each becomes a copy of the current value of a random one at
-    most `reach` away. The authors' script intends to swap the two, but copies; so do the published
-    files.
+    From the last pixel to the first, each becomes a copy of the current value of a random pixel
+    at most `reach` away. The authors' script intends to swap the two, but copies, as in the
+    published files.
     """
     sigma, reach, rounds = level
     size = images.shape[1]
-    moved = to_bytes(smooth(images, sigma))
+    levels = to_bytes(smooth(images, sigma))
     inner = size - 2 * reach  # indices reach + 1 .. size - reach of each axis
     shape = (rounds, 2, inner, inner)
-    moves = draw(generators, lambda one: one.integers(-reach, reach, shape)).astype(int)
+    moves = draw(generators, lambda rng: rng.integers(-reach, reach, shape)).astype(int)
     for turn in range(rounds):
-        _copy_neighbours(moved, moves[:, turn], reach=reach)
-    return smooth(moved.astype(np.float32) / 255, sigma)
+        _copy_neighbours(levels, moves[:, turn], reach=reach)
+    return smooth(levels.astype(np.float32) / 255, sigma)
 
 
 def _copy_neighbours(images: np.ndarray, moves: np.ndarray, *, reach: int) -> None:
     """Copy in place; `moves` are offsets in rows and columns, [N, 2, inner, inner].
 
     Pixels with the same number `(reach + 1) row + column`, counted from the last, do not reach
-    each other, and the pixels that one reaches are processed before or after it as in reading
-    order; so all pixels of one number are moved at once.
+    each other, and the pixels within reach of a pixel are processed before or after it as in
+    reading order; so all pixels of one number are copied at once.
     """
     inner = moves.shape[-1]
     row, column = np.indices((inner, inner)).reshape(2, -1)
-    turn = (reach + 1) * row + column
-    every = np.arange(len(images))[:, None]
-    order = np.argsort(turn, kind="stable")
-    for group in np.split(order, np.flatnonzero(np.diff(turn[order])) + 1):
-        rows, columns = (inner + reach - part[group] for part in (row, column))
+    number = (reach + 1) * row + column
+    image = np.arange(len(images))[:, None]
+    order = np.argsort(number, kind="stable")
+    for group in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+        rows, columns = (inner + reach - index[group] for index in (row, column))
         down, right = moves[:, 0, row[group], column[group]], moves[:, 1, row[group], column[group]]
-        images[every, rows, columns] = images[every, rows + down, columns + right]
+        images[image, rows, columns] = images[image, rows + down, columns + right]
 
 
 def motion_blur(images: Pixels, level: tuple[int, float], generators: Generators) -> Pixels:
     """Blur along a line that is at most 45 degrees from a row."""
     radius, sigma = level
-    degrees = draw(generators, lambda one: one.uniform(-45, 45, ()))
+    degrees = draw(generators, lambda rng: rng.uniform(-45, 45, ()))
     return whole_levels(streaked(images, radius=radius, sigma=sigma, degrees=degrees))
 
 

@@ -19,13 +19,13 @@ def to_bytes(images: Pixels) -> np.ndarray:
 
 
 def whole_levels(images: Pixels) -> Pixels:
-    """Rounded to what bytes can hold."""
+    """Rounded to the 256 levels of bytes, still in [0, 1]."""
     return np.rint(np.clip(images, 0, 1) * 255) / np.float32(255)
 
 
-def draw(generators: Sequence[np.random.Generator], one: Draw) -> np.ndarray:
-    """Call `one` with each image's generator and stack the results, float32."""
-    return np.stack([one(generator) for generator in generators]).astype(np.float32)
+def draw(generators: Sequence[np.random.Generator], draw_one: Draw) -> np.ndarray:
+    """Call `draw_one` with each image's generator and stack the results, float32."""
+    return np.stack([draw_one(generator) for generator in generators]).astype(np.float32)
 
 
 def smooth(images: Pixels, sigma: float, *, mode: str = "nearest", truncate: float = 4.0) -> Pixels:
@@ -46,37 +46,39 @@ Border = Callable[[np.ndarray, int], np.ndarray]
 def enlarged(images: Pixels, factor: float) -> Pixels:
     """The centre enlarged linearly, cut to the old size; [N, S, S, ...].
 
-    The part that is enlarged has ceil(S / factor) whole pixels per side; its corner pixels become
+    The crop that is enlarged has ceil(S / factor) whole pixels per side; its corner pixels become
     the corner pixels of the enlargement.
     """
     size = images.shape[1]
-    part = math.ceil(size / factor)
-    large, start = round(part * factor), (size - part) // 2
-    shown = (large - size) // 2 + np.arange(size)
-    positions = start + shown * ((part - 1) / (large - 1))
+    crop = math.ceil(size / factor)
+    large, start = round(crop * factor), (size - crop) // 2
+    indices = (large - size) // 2 + np.arange(size)
+    positions = start + indices * ((crop - 1) / (large - 1))
     for axis in (1, 2):
-        images = _between(images, positions, axis=axis)
+        images = _interpolate(images, positions, axis=axis)
     return images
 
 
-def _between(images: Pixels, positions: np.ndarray, *, axis: int) -> Pixels:
+def _interpolate(images: Pixels, positions: np.ndarray, *, axis: int) -> Pixels:
     low = np.minimum(np.floor(positions).astype(int), images.shape[axis] - 2)
-    shape = [-1 if other == axis else 1 for other in range(images.ndim)]
-    share = (positions - low).astype(np.float32).reshape(shape)
+    shape = [-1 if dimension == axis else 1 for dimension in range(images.ndim)]
+    fraction = (positions - low).astype(np.float32).reshape(shape)
     below, above = images.take(low, axis=axis), images.take(low + 1, axis=axis)
-    interpolated: Pixels = below + share * (above - below)
+    interpolated: Pixels = below + fraction * (above - below)
     return interpolated
 
 
-def read_at(images: Pixels, rows: np.ndarray, columns: np.ndarray, *, border: Border) -> Pixels:
+def interpolate_at(
+    images: Pixels, rows: np.ndarray, columns: np.ndarray, *, border: Border
+) -> Pixels:
     """Linear interpolation of [N, S, S, C] at real coordinates [N, S, S]."""
     size = images.shape[1]
     flat = images.reshape(-1, images.shape[-1])
     offsets = np.arange(len(images))[:, None, None] * size * size
     interpolated = np.zeros_like(images)
-    for row, row_share in _neighbours(rows, border, size):
-        for column, column_share in _neighbours(columns, border, size):
-            weight = (row_share * column_share).astype(np.float32)[..., None]
+    for row, row_weight in _neighbours(rows, border, size):
+        for column, column_weight in _neighbours(columns, border, size):
+            weight = (row_weight * column_weight).astype(np.float32)[..., None]
             interpolated += weight * flat.take(offsets + row * size + column, axis=0)
     return interpolated
 
@@ -97,8 +99,8 @@ def _neighbours(
     positions: np.ndarray, border: Border, size: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     low = np.floor(positions)
-    share, index = positions - low, low.astype(int)
-    return (border(index, size), 1 - share), (border(index + 1, size), share)
+    fraction, index = positions - low, low.astype(int)
+    return (border(index, size), 1 - fraction), (border(index + 1, size), fraction)
 
 
 def streaked(images: Pixels, *, radius: int, sigma: float, degrees: np.ndarray) -> Pixels:
@@ -135,33 +137,33 @@ def plasma(size: int, decay: float, generators: Sequence[np.random.Generator]) -
     Source: the diamond-square algorithm, Fournier, Fussell and Carpenter 1982.
     """
     levels = (size - 1).bit_length()
-    noise = draw(generators, lambda one: one.uniform(-1, 1, 4**levels - 1))
-    field, used, strength = np.zeros((len(noise), 1, 1), np.float32), 0, np.float32(1)
+    noise = draw(generators, lambda rng: rng.uniform(-1, 1, 4**levels - 1))
+    field, start, strength = np.zeros((len(noise), 1, 1), np.float32), 0, np.float32(1)
     for level in range(levels):
         count = 4**level
-        parts = [
-            strength * noise[:, used + k * count :][:, :count].reshape(field.shape)
+        noises = [
+            strength * noise[:, start + k * count :][:, :count].reshape(field.shape)
             for k in range(3)
         ]
-        field, used = _refined(field, *parts), used + 3 * count
+        field, start = _refine(field, *noises), start + 3 * count
         strength /= np.float32(decay**2)
-    low, high = (edge(field, axis=(1, 2), keepdims=True) for edge in (np.min, np.max))
+    low, high = (extreme(field, axis=(1, 2), keepdims=True) for extreme in (np.min, np.max))
     return ((field - low) / (high - low))[:, :size, :size, None]
 
 
-def _refined(corners: Pixels, centre: Pixels, right: Pixels, below: Pixels) -> Pixels:
-    """Twice as fine: means of four neighbours, and noise, between the corners."""
+def _refine(corners: Pixels, centre: Pixels, right: Pixels, below: Pixels) -> Pixels:
+    """The field on a grid twice as fine: between corners, means of four neighbours plus noise."""
     rows, columns = 1, 2
 
-    def next_to(values: Pixels, axis: int) -> Pixels:
+    def add_next(values: Pixels, axis: int) -> Pixels:
         return values + np.roll(values, -1, axis)
 
-    def before(values: Pixels, axis: int) -> Pixels:
+    def add_previous(values: Pixels, axis: int) -> Pixels:
         return values + np.roll(values, 1, axis)
 
-    centre = next_to(next_to(corners, rows), columns) / 4 + centre
-    right = (next_to(corners, columns) + before(centre, rows)) / 4 + right
-    below = (next_to(corners, rows) + before(centre, columns)) / 4 + below
+    centre = add_next(add_next(corners, rows), columns) / 4 + centre
+    right = (add_next(corners, columns) + add_previous(centre, rows)) / 4 + right
+    below = (add_next(corners, rows) + add_previous(centre, columns)) / 4 + below
     upper, lower = np.stack([corners, right], -1), np.stack([below, centre], -1)  # [N, m, m, 2]
     shape = (len(corners), *(2 * side for side in corners.shape[1:]))
     return np.stack([upper, lower], 2).reshape(shape)

@@ -5,7 +5,7 @@ from typing import Any
 
 # From the authors' scripts for CIFAR-10-C, Tiny-ImageNet-C and ImageNet-C
 # (github.com/hendrycks/robustness, ImageNet-C/create_c). Lengths are in pixels, except those of
-# elastic_transform, which are shares of the side; noise and brightness are in [0, 1].
+# elastic_transform, which are fractions of the side; noise and brightness are in [0, 1].
 PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
     "gaussian_noise": {  # standard deviation
         32: (0.04, 0.06, 0.08, 0.09, 0.10),
@@ -17,7 +17,7 @@ PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
         64: (250, 100, 50, 30, 15),
         224: (60, 25, 12, 5, 3),
     },
-    "impulse_noise": {  # share of values that become black or white
+    "impulse_noise": {  # fraction of values that become black or white
         32: (0.01, 0.02, 0.03, 0.05, 0.07),
         64: (0.01, 0.02, 0.05, 0.08, 0.14),
         224: (0.03, 0.06, 0.09, 0.17, 0.27),
@@ -43,7 +43,7 @@ PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
         224: ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)),
     },
     # mean, deviation and zoom of the flakes, threshold, radius and deviation of their fall,
-    # share of the image that is not whitened
+    # fraction of the image that is not whitened
     "snow": {
         32: (
             (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
@@ -82,7 +82,7 @@ PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
         64: (0.1, 0.2, 0.3, 0.4, 0.5),
         224: (0.1, 0.2, 0.3, 0.4, 0.5),
     },
-    "contrast": {  # share of the distance to the mean colour that is left
+    "contrast": {  # fraction of the distance to the mean colour that remains
         32: (0.75, 0.5, 0.4, 0.3, 0.15),
         64: (0.4, 0.3, 0.2, 0.1, 0.05),
         224: (0.4, 0.3, 0.2, 0.1, 0.05),
@@ -105,8 +105,8 @@ PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
             (0.16, 0.03, 0.02),
         ),
         224: tuple(
-            tuple(244 / 224 * share for share in shares)
-            for shares in (
+            tuple(244 / 224 * fraction for fraction in fractions)
+            for fractions in (
                 (2, 0.7, 0.1),
                 (2, 0.08, 0.2),
                 (0.05, 0.01, 0.02),
@@ -115,7 +115,7 @@ PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
             )
         ),
     },
-    "pixelate": {  # share of the side that is left
+    "pixelate": {  # fraction of the side that remains
         32: (0.95, 0.9, 0.85, 0.75, 0.65),
         64: (0.9, 0.8, 0.7, 0.6, 0.5),
         224: (0.6, 0.5, 0.4, 0.3, 0.25),
@@ -168,10 +168,11 @@ PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
 }
 
 
-def published(name: str, severity: int, *, size: int) -> Any:
+def published_constants(name: str, severity: int, *, size: int) -> Any:
     """The constants of a severity, 1 to 5, for images of about `size` pixels.
 
-    They are those for 32, 64 or 224, whichever is nearest in ratio: up to 45, up to 119, above.
+    They are those for 32, 64 or 224 pixels, whichever is nearest in ratio: 32 up to a size of 45,
+    64 up to 119, else 224.
     """
-    nearest = min(PUBLISHED[name], key=lambda known: abs(math.log(size / known)))
+    nearest = min(PUBLISHED[name], key=lambda side: abs(math.log(size / side)))
     return PUBLISHED[name][nearest][severity - 1]

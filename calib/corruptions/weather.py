@@ -26,8 +26,8 @@ def snow(images: Pixels, level: Snow, generators: Generators) -> Pixels:
     """Falling flakes, once upright and once rotated by 180 degrees, over a whiter image."""
     mean, deviation, zoom, threshold, radius, sigma, image_share = level
     shape = (*images.shape[1:3], 1)
-    flakes = draw(generators, lambda one: one.normal(mean, deviation, shape))
-    degrees = draw(generators, lambda one: one.uniform(-135, -45, ()))
+    flakes = draw(generators, lambda rng: rng.normal(mean, deviation, shape))
+    degrees = draw(generators, lambda rng: rng.uniform(-135, -45, ()))
     flakes = enlarged(flakes, zoom)
     flakes = to_bytes(np.where(flakes < threshold, 0, flakes)) / np.float32(255)
     flakes = whole_levels(streaked(flakes, radius=radius, sigma=sigma, degrees=degrees))
@@ -40,15 +40,15 @@ def snow(images: Pixels, level: Snow, generators: Generators) -> Pixels:
 def frost(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
     """Ice over the image.
 
-    The benchmark uses parts of photographs of frosted windows. This ice is drawn: needles in three
+    The benchmark uses crops of photographs of frosted windows. This ice is drawn: needles in three
     directions on uneven ground, with the photographs' mean colour, brightness and contrast.
     """
     image_weight, ice_weight = level
     size = images.shape[1]
     ground = plasma(size, 1.6, generators)
     crystals = _standard(_standard(ground) + _standard(_needles(size, generators)))
-    brightness = draw(generators, lambda one: one.uniform(*BRIGHTNESS, (1, 1, 1)))
-    contrast = draw(generators, lambda one: one.uniform(*CONTRAST, (1, 1, 1)))
+    brightness = draw(generators, lambda rng: rng.uniform(*BRIGHTNESS, (1, 1, 1)))
+    contrast = draw(generators, lambda rng: rng.uniform(*CONTRAST, (1, 1, 1)))
     ice = np.clip(ICE * (brightness + contrast * crystals), 0, 1)
     frosted: Pixels = image_weight * images + ice_weight * ice
     return frosted
@@ -57,10 +57,10 @@ def frost(images: Pixels, level: tuple[float, float], generators: Generators) ->
 def _needles(size: int, generators: Generators) -> Pixels:
     """The strongest streak of three directions at each pixel, [N, S, S, 1]."""
     length = max(2, size // 16)
-    margin = 2 * length  # streaks come in from outside
+    margin = 2 * length  # so that streaks from outside the image reach into it
     shape = (size + 2 * margin, size + 2 * margin, 1)
-    sparks = draw(generators, lambda one: one.standard_normal(shape, dtype=np.float32))
-    degrees = draw(generators, lambda one: one.uniform(0, 360, ()))
+    sparks = draw(generators, lambda rng: rng.standard_normal(shape, dtype=np.float32))
+    degrees = draw(generators, lambda rng: rng.uniform(0, 360, ()))
     directions = [
         streaked(sparks, radius=length, sigma=length, degrees=degrees + turn)
         for turn in (0, 120, 240)
@@ -71,10 +71,10 @@ def _needles(size: int, generators: Generators) -> Pixels:
 
 
 def _standard(fields: Pixels) -> Pixels:
-    each = (1, 2, 3)
+    axes = (1, 2, 3)
     # float64, so that rounding does not depend on how many images are summed at a time.
-    mean = fields.mean(axis=each, keepdims=True, dtype=np.float64)
-    deviation = fields.std(axis=each, keepdims=True, dtype=np.float64)
+    mean = fields.mean(axis=axes, keepdims=True, dtype=np.float64)
+    deviation = fields.std(axis=axes, keepdims=True, dtype=np.float64)
     return ((fields - mean) / deviation).astype(np.float32)
 
 
@@ -82,14 +82,14 @@ def fog(images: Pixels, level: tuple[float, float], generators: Generators) -> P
     """Plasma over the image, then dimmed so that the brightest value stays where it was."""
     thickness, decay = level
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
-    veiled = images + thickness * plasma(images.shape[1], decay, generators)
-    return veiled * brightest / (brightest + thickness)
+    foggy = images + thickness * plasma(images.shape[1], decay, generators)
+    return foggy * brightest / (brightest + thickness)
 
 
 Spatter = tuple[float, float, float, float, float, bool]
 WATER = np.array([175, 238, 238], dtype=np.float32) / 255
 MUD = np.array([63, 42, 20], dtype=np.float32) / 255
-FAR = 20  # pixels from a rim, beyond which a drop is uniform
+MAX_DISTANCE = 20  # pixels from a rim, beyond which a drop is uniform
 RELIEF = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
 WEAK, STRONG = 50, 150  # thresholds of the rims, on Sobel's gradient of levels
 SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
@@ -101,7 +101,7 @@ def spatter(images: Pixels, level: Spatter, generators: Generators) -> Pixels:
     """Drops where smooth noise exceeds a threshold: of shining water, or of mud."""
     mean, deviation, sigma, threshold, strength, is_mud = level
     shape = images.shape[1:3]
-    liquid = smooth(draw(generators, lambda one: one.normal(mean, deviation, shape)), sigma)
+    liquid = smooth(draw(generators, lambda rng: rng.normal(mean, deviation, shape)), sigma)
     liquid[liquid < threshold] = 0
     if not is_mud:
         return images + strength * _shine(liquid)[..., None] * WATER
@@ -113,12 +113,14 @@ def spatter(images: Pixels, level: Spatter, generators: Generators) -> Pixels:
 def _shine(liquid: Pixels) -> Pixels:
     """A relief of the distance to the rims, brightest where it is steep and the drop deep."""
     levels = np.minimum(255 * liquid, 255).astype(np.uint8)
-    distance = np.minimum(np.stack([_distance(rim) for rim in _rims(levels)]), FAR)
-    flat = np.stack([_equalised(one) for one in np.floor(_box(distance) + ROUNDING).astype(int)])
+    distance = np.minimum(np.stack([_distance(rim) for rim in _rims(levels)]), MAX_DISTANCE)
+    flat = np.stack(
+        [_equalised(depth) for depth in np.floor(_box(distance) + ROUNDING).astype(int)]
+    )
     relief = ndimage.correlate(flat.astype(np.int32), RELIEF[None], mode="mirror")
     shine = levels * np.rint(_box(np.clip(relief, 0, 255)))
-    most = shine.max(axis=(1, 2), keepdims=True)
-    return np.divide(shine, most, out=np.zeros_like(shine), where=most > 0).astype(np.float32)
+    maximum = shine.max(axis=(1, 2), keepdims=True)
+    return np.divide(shine, maximum, out=np.zeros_like(shine), where=maximum > 0).astype(np.float32)
 
 
 def _box(values: np.ndarray) -> np.ndarray:
@@ -129,7 +131,7 @@ def _box(values: np.ndarray) -> np.ndarray:
 def _distance(rim: np.ndarray) -> np.ndarray:
     """Distance to the nearest rim by neighbour steps and knight's moves, as in OpenCV."""
     if not rim.any():
-        return np.full(rim.shape, float(FAR))
+        return np.full(rim.shape, float(MAX_DISTANCE))
     nearest = ndimage.distance_transform_edt(~rim, return_distances=False, return_indices=True)
     away = np.abs(nearest - np.indices(rim.shape))
     far, near = away.max(axis=0), away.min(axis=0)
@@ -154,13 +156,13 @@ def _rims(levels: np.ndarray) -> np.ndarray:
     padded = np.pad(levels.astype(np.int32), ((0, 0), (1, 1), (1, 1)), mode="edge")
     kernels = SOBEL[None], SOBEL.T[None]
     down, right = (ndimage.correlate(padded, kernel)[:, 1:-1, 1:-1] for kernel in kernels)
-    size = np.abs(down) + np.abs(right)
-    thin = (size > WEAK) & _is_ridge(size, down, right)
-    joined, _ = ndimage.label(
-        thin, structure=np.stack([np.zeros((3, 3)), *BLOCK, np.zeros((3, 3))])
+    magnitude = np.abs(down) + np.abs(right)
+    ridges = (magnitude > WEAK) & _is_ridge(magnitude, down, right)
+    labels, _ = ndimage.label(
+        ridges, structure=np.stack([np.zeros((3, 3)), *BLOCK, np.zeros((3, 3))])
     )
-    strong = np.unique(joined[thin & (size > STRONG)])
-    edges: np.ndarray = thin & np.isin(joined, strong)
+    strong = np.unique(labels[ridges & (magnitude > STRONG)])
+    edges: np.ndarray = ridges & np.isin(labels, strong)
     return edges
 
 
@@ -168,7 +170,7 @@ def _is_ridge(size: np.ndarray, down: np.ndarray, right: np.ndarray) -> np.ndarr
     """Where the gradient is largest along its direction, rounded to one of four."""
     padded = np.pad(size, ((0, 0), (1, 1), (1, 1)))
 
-    def beside(row: int, column: int) -> np.ndarray:
+    def neighbour(row: int, column: int) -> np.ndarray:
         rows, columns = padded.shape[1:]
         return padded[:, 1 + row : rows - 1 + row, 1 + column : columns - 1 + column]
 
@@ -179,11 +181,11 @@ def _is_ridge(size: np.ndarray, down: np.ndarray, right: np.ndarray) -> np.ndarr
     falling = np.sign(down) * np.sign(right) >= 0
     diagonal = np.where(
         falling,
-        (size > beside(-1, -1)) & (size > beside(1, 1)),
-        (size > beside(-1, 1)) & (size > beside(1, -1)),
+        (size > neighbour(-1, -1)) & (size > neighbour(1, 1)),
+        (size > neighbour(-1, 1)) & (size > neighbour(1, -1)),
     )
     return np.where(
         along_row,
-        (size > beside(0, -1)) & (size >= beside(0, 1)),
-        np.where(along_column, (size > beside(-1, 0)) & (size >= beside(1, 0)), diagonal),
+        (size > neighbour(0, -1)) & (size >= neighbour(0, 1)),
+        np.where(along_column, (size > neighbour(-1, 0)) & (size >= neighbour(1, 0)), diagonal),
     )

@@ -51,7 +51,7 @@ FITS: dict[Kind, Any] = {
     "sms": fit_sms,
     "isotonic": fit_isotonic,
 }
-MISCOVERAGE = 0.1  # share of conformal sets that may lack the true class
+MISCOVERAGE = 0.1  # fraction of conformal sets that may lack the true class
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
 
@@ -65,13 +65,13 @@ def evaluate_run(
 ) -> Evaluation:
     """Measure every seed of a trained run again and write its `evaluation.json`.
 
-    Stored logits are reused if the current weights produced them, and so are the figures under
-    shift and for OOD images if their settings are the same; other bins or resamples then run no
-    network.
+    Stored logits are reused if the current weights produced them, and so are the results under
+    shift and for OOD images if their settings are the same; a change of bins or resamples alone
+    then runs no network.
 
     Args:
         config: the run's settings, with the `evaluation` to measure under; None: as stored.
-        beside: a file to write instead; the evaluations of the run and of its seeds stay.
+        beside: another file to write; the evaluations of the run and of its seeds stay as they are.
         fresh: run the networks even if their logits are stored.
     Raises:
         InputError: a seed or stage is not trained, the data no longer exists, or the settings
@@ -106,7 +106,7 @@ def evaluate_seed(
     """Measure the stages of one seed; write their logits, then the seed's `evaluation.json`.
 
     Args:
-        seconds: spent on training; None: as recorded by an earlier evaluation, if there is one.
+        seconds: time spent on training; None: as an earlier evaluation recorded it, if any did.
         accelerator: divides the predictions among its processes, which must all call this; the
             main one measures and writes. Without it, the calling process does everything.
         fresh: as for `evaluate_run`.
@@ -122,7 +122,7 @@ def evaluate_seed(
 def measure_seed(
     trained: TrainedSeed, *, seconds: float | None = None, fresh: bool
 ) -> SeedEvaluation:
-    """Return what `evaluate_seed` writes; without rows in a process that only predicts."""
+    """The evaluation that `evaluate_seed` writes; without rows in a process that only predicts."""
     started = time.perf_counter()
     config, data = trained.config, trained.data
     if seconds is None:
@@ -153,7 +153,7 @@ def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Eval
 def merged_evaluation(
     config: TrainConfig, data: TrainingData, seeds: Sequence[SeedEvaluation]
 ) -> Evaluation:
-    """The rows of all seeds; `seconds` is the time of training and of the last evaluation."""
+    """The run's evaluation: rows of all seeds, seconds of training and the last evaluation."""
     rows = [row for seed in seeds for row in seed["rows"]]
     return {
         "schema": SCHEMA,
@@ -167,7 +167,7 @@ def merged_evaluation(
     }
 
 
-MAX_LOSS = 0.02  # of validation accuracy: calibration is not worth more than that
+MAX_LOSS = 0.02  # of validation accuracy; better calibration is not worth a greater loss
 REMEDIES = {  # by method
     "mac_cal": "lower head.optimiser.learning_rate, give it more steps by a smaller "
     "head.batch_size, raise head.p_start and head.p_min",
@@ -187,19 +187,18 @@ def head_warnings(config: TrainConfig, rows: Sequence[Row], *, images: int) -> l
     for row in rows:
         if "validation_accuracy" in row:  # older rows have none
             accuracies[row["stage"]][row["seed"]] = row["validation_accuracy"]
-    lost = [
+    losing_seeds = [
         f"seed {seed}: {100 * before:.1f} % to {100 * after:.1f} %"
         for seed, after in accuracies["head"].items()
         if (before := accuracies["base"][seed]) - after > MAX_LOSS
     ]
-    if not lost:
+    if not losing_seeds:
         return []
     method = config.head.method
-    text = f"the {method} head loses more than {100 * MAX_LOSS:g} points of validation accuracy"
-    change = REMEDIES["mac_cal" if method == "mac_cal" else "tst"]
-    return [
-        f"{config.name}: {text} ({'; '.join(lost)}; {images} images): {change}, or leave it out"
-    ]
+    problem = f"the {method} head loses more than {100 * MAX_LOSS:g} points of validation accuracy"
+    remedy = REMEDIES["mac_cal" if method == "mac_cal" else "tst"]
+    seeds = "; ".join(losing_seeds)
+    return [f"{config.name}: {problem} ({seeds}; {images} images): {remedy}, or leave it out"]
 
 
 def versions() -> dict[str, str]:
@@ -214,37 +213,42 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> list[Row]:
     """
     config = trained.config.evaluation
     previous = (
-        None if fresh else broadcast_from_main(lambda: _previous(trained), trained.accelerator)
+        None
+        if fresh
+        else broadcast_from_main(lambda: _earlier_evaluation(trained), trained.accelerator)
     )
-    tensors_of = trained.logits(fresh=fresh)
+    stage_tensors = trained.logits(fresh=fresh)
     rows: dict[StageName, Row] = {}
     if trained.is_main:
-        rows = {stage: _row(trained, stage, measure(t, config)) for stage, t in tensors_of.items()}
+        rows = {
+            stage: _row(trained, stage, measure(tensors, config))
+            for stage, tensors in stage_tensors.items()
+        }
     if config.shift is not None:
-        shift = _reusable(previous, "shift", trained) or measure_shift(
+        shift = _reusable_results(previous, "shift", trained) or measure_shift(
             trained, config.shift, {stage: row["temperature"] for stage, row in rows.items()}
         )
         for stage, row in rows.items():
             row["shift"] = shift[stage]
     if config.ood:
-        test = {stage: tensors["test_logits"] for stage, tensors in tensors_of.items()}
-        ood = _reusable(previous, "ood", trained) or measure_ood(trained, config.ood, test)
+        test = {stage: tensors["test_logits"] for stage, tensors in stage_tensors.items()}
+        ood = _reusable_results(previous, "ood", trained) or measure_ood(trained, config.ood, test)
         for stage, row in rows.items():
             row["ood"] = ood[stage]
     return list(rows.values())
 
 
-def _row(trained: TrainedSeed, stage: StageName, figures: Measures) -> Row:
+def _row(trained: TrainedSeed, stage: StageName, measures: Measures) -> Row:
     return {
         "stage": stage,
         "seed": trained.seed,
         "logits": trained.logits_file(stage).relative_to(trained.run).as_posix(),
         "source": trained.sources[stage],
-        **figures,
+        **measures,
     }
 
 
-def _previous(trained: TrainedSeed) -> SeedEvaluation | None:
+def _earlier_evaluation(trained: TrainedSeed) -> SeedEvaluation | None:
     """The earlier evaluation of the same weights, if there is one."""
     evaluation = measured_seed(trained.run, trained.seed)
     if evaluation is None or evaluation.get("schema") != SCHEMA:
@@ -253,14 +257,14 @@ def _previous(trained: TrainedSeed) -> SeedEvaluation | None:
     return evaluation if sources == trained.sources else None
 
 
-def _reusable(
-    previous: SeedEvaluation | None, part: Literal["shift", "ood"], trained: TrainedSeed
+def _reusable_results(
+    previous: SeedEvaluation | None, key: Literal["shift", "ood"], trained: TrainedSeed
 ) -> dict[StageName, Any] | None:
-    """This part of an earlier evaluation, if it was measured under the same settings."""
+    """The stages' results under `key` in an earlier evaluation, if its settings are the same."""
     settings = trained.config.evaluation.model_dump(mode="json")
-    if previous is None or previous["evaluation"][part] != settings[part]:
+    if previous is None or previous["evaluation"][key] != settings[key]:
         return None
-    return {row["stage"]: row[part] for row in previous["rows"]}
+    return {row["stage"]: row[key] for row in previous["rows"]}
 
 
 def measure(predictions: Mapping[str, Tensor], config: EvaluationConfig | None = None) -> Measures:
@@ -275,34 +279,34 @@ def measure(predictions: Mapping[str, Tensor], config: EvaluationConfig | None =
     config = config or EvaluationConfig()
     held_out = predictions["validation_logits"], predictions["validation_targets"]
     temperature = fit_temperature(*held_out)
-    figures: dict[Kind, dict[str, float]] = {}
+    metrics: dict[Kind, dict[str, float]] = {}
     intervals: dict[str, Intervals] = {}
-    stored: dict[str, dict[str, list[float]]] = {}
+    stored_resamples: dict[str, dict[str, list[float]]] = {}
     for kind in KINDS:
         inputs = _calibrated_logits(predictions, kind, temperature), predictions["test_targets"]
         samples = read_predictions(*validated_inputs(*inputs), config.bins)
-        figures[kind] = summarise(samples, config.bins).as_dict()
+        metrics[kind] = summarise(samples, config.bins).as_dict()
         if config.bootstrap:
             resamples = resampled(samples, config.bins, resamples=config.bootstrap, seed=0)
             intervals[kind] = {name: list(ends) for name, ends in intervals_of(resamples).items()}
-            stored[kind] = _stored_resamples(resamples)
+            stored_resamples[kind] = _stored_resamples(resamples)
     row: Measures = {
         "bins": config.bins,
         "temperature": temperature,
         "validation_accuracy": _accuracy(*held_out),
-        "plain": figures["plain"],
-        "scaled": figures["scaled"],
-        "ets": figures["ets"],
-        "vector": figures["vector"],
-        "svs": figures["svs"],
-        "sms": figures["sms"],
-        "isotonic": figures["isotonic"],
+        "plain": metrics["plain"],
+        "scaled": metrics["scaled"],
+        "ets": metrics["ets"],
+        "vector": metrics["vector"],
+        "svs": metrics["svs"],
+        "sms": metrics["sms"],
+        "isotonic": metrics["isotonic"],
         "conformal": _conformal(predictions, temperature),
     }
     if config.bootstrap:
         row["intervals"] = intervals.pop("plain")
         row["posthoc_intervals"] = intervals
-        row["drawn"] = stored
+        row["drawn"] = stored_resamples
     return row
 
 
@@ -311,10 +315,10 @@ def _accuracy(logits: Tensor, targets: Tensor) -> float:
 
 
 def _stored_resamples(resamples: Tensor) -> dict[str, list[float]]:
-    """The part of `resampled` that comparisons need, by measure; 7 digits are more than enough."""
+    """The resamples that comparisons need, by measure; 7 digits are more than enough."""
     columns = zip(INTERVALS, resamples[:STORED_RESAMPLES].T.tolist(), strict=True)
-    compared = [(name, column) for name, column in columns if name in COMPARED_MEASURES]
-    return {name: [round(value, 7) for value in column] for name, column in compared}
+    needed = [(name, column) for name, column in columns if name in COMPARED_MEASURES]
+    return {name: [round(value, 7) for value in column] for name, column in needed}
 
 
 def _calibrated_logits(predictions: Mapping[str, Tensor], kind: Kind, temperature: float) -> Tensor:

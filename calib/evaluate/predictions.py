@@ -1,4 +1,4 @@
-"""Logits of a trained seed, predicted in parts by all processes, or read from disk."""
+"""Logits of a trained seed, predicted in chunks by all processes, or read from disk."""
 
 import math
 from collections.abc import Callable, Generator, Sequence
@@ -37,24 +37,24 @@ def predict_all(
 ) -> Tensor:
     """Logits of several classifiers for the same images, which are loaded once.
 
-    Each process predicts whole chunks, the same chunks as a single process would, and gathers
-    the rest: all processes must call this, and all get the same complete logits in order.
+    Each process predicts whole chunks, the same chunks as a single process would, then gathers
+    those of the others: all processes must call this, and all get the complete logits in order.
 
     Args:
         classifiers: on any device, in eval mode; they are moved to `device`.
-        load: yields the images at each group of indices in turn, uint8 [n, S, S, 3].
+        load: yields the images of each tensor of indices in turn, uint8 [n, S, S, 3].
     Returns:
         float32 [C, N, K] on the CPU.
     """
     processes = 1 if accelerator is None else accelerator.num_processes
     process = 0 if accelerator is None else accelerator.process_index
-    share = math.ceil(math.ceil(count / CHUNK) / processes) * CHUNK  # images per process
-    all_logits = torch.zeros(share, len(classifiers), num_classes)
+    per_process = math.ceil(math.ceil(count / CHUNK) / processes) * CHUNK  # images
+    all_logits = torch.zeros(per_process, len(classifiers), num_classes)
     for module in classifiers:
         module.to(device)
-    indices = ranges(process * share, min(count, (process + 1) * share), CHUNK)
-    with closing(load(indices)) as parts:
-        for start, images in zip(range(0, share, CHUNK), parts, strict=False):
+    indices = ranges(process * per_process, min(count, (process + 1) * per_process), CHUNK)
+    with closing(load(indices)) as chunks:
+        for start, images in zip(range(0, per_process, CHUNK), chunks, strict=False):
             on_device = images.to(device)
             logits = torch.stack([module(on_device).float() for module in classifiers], dim=1)
             all_logits[start : start + len(on_device)] = logits.cpu()
@@ -66,7 +66,7 @@ def predict_all(
 
 @dataclass(frozen=True)
 class TrainedSeed:
-    """The stages of one seed, measured in this process or together with others."""
+    """The stages of one seed, measured by this process or together with other processes."""
 
     config: TrainConfig
     data: TrainingData
@@ -120,12 +120,12 @@ class TrainedSeed:
         for stage, logits in zip(self.stages, stage_logits, strict=True):
             bad = (~logits.isfinite()).any(1).nonzero()
             if len(bad):
-                source = f"{self.run} seed {self.seed} stage {stage}"
-                remedy = f"gives NaN or infinite logits for {len(bad)} of {count} {what} images"
-                raise InputError("run", source, f"{remedy}; train it with a lower learning rate")
+                classifier = f"{self.run} seed {self.seed} stage {stage}"
+                text = f"gives NaN or infinite logits for {len(bad)} of {count} {what} images"
+                raise InputError("run", classifier, f"{text}; train it with a lower learning rate")
         return dict(zip(self.stages, stage_logits, strict=True))
 
-    def _fits(self) -> bool:
+    def _logits_are_current(self) -> bool:
         """Whether the current weights produced the logits on disk."""
         return all(
             read_metadata(self.logits_file(stage)).get("source") == self.sources[stage]
@@ -135,13 +135,14 @@ class TrainedSeed:
     def logits(self, *, fresh: bool) -> dict[StageName, dict[str, Tensor]]:
         """Logits and targets of validation and test, from disk if these weights produced them.
 
-        The main process decides, and writes missing files; files on disk are read by it alone.
+        The main process decides whether to reuse files, writes missing ones, and alone reads them;
+        for reused files the other processes get {}.
 
         Args:
             fresh: run the classifiers even if their logits are stored.
         """
         files = {stage: self.logits_file(stage) for stage in self.stages}
-        if not fresh and broadcast_from_main(self._fits, self.accelerator):
+        if not fresh and broadcast_from_main(self._logits_are_current, self.accelerator):
             return {stage: load_tensors(path) for stage, path in files.items() if self.is_main}
         tensors: dict[StageName, dict[str, Tensor]] = {stage: {} for stage in self.stages}
         for name in ("validation", "test"):

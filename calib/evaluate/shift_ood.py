@@ -21,7 +21,7 @@ from torch import Tensor
 SEED = 0  # the same corrupted images for every run, so that runs can be compared
 MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")
 AFTER_SCALING = ("ece", "nll")  # also with the temperature of the clean validation images
-ByMeasure = dict[str, float]  # by measure
+ByMeasure = dict[str, float]  # the value of each measure
 
 
 def measure_shift(
@@ -43,7 +43,7 @@ def measure_shift(
             for stage, temperature in temperatures.items():
                 cell = _cell(logits[stage], targets, temperature, config.bins)
                 cells[stage].setdefault(name, {})[str(severity)] = cell
-    for by_severity in (each for stage in temperatures for each in cells[stage].values()):
+    for by_severity in (row for stage in temperatures for row in cells[stage].values()):
         by_severity[MEAN] = _mean(list(by_severity.values()))
     return {
         stage: {
@@ -59,10 +59,10 @@ def measure_shift(
 def _corrupted(
     images: ImageSource, name: str, severity: int, indices: Sequence[Tensor]
 ) -> Generator[Tensor, None, None]:
-    with closing(images.parts(indices)) as parts:
-        for batch, part in zip(indices, parts, strict=True):
-            first = int(batch[0])
-            yield torch.from_numpy(corrupt(part.numpy(), name, severity, seed=SEED, first=first))
+    with closing(images.parts(indices)) as chunks:
+        for numbers, chunk in zip(indices, chunks, strict=True):
+            first = int(numbers[0])
+            yield torch.from_numpy(corrupt(chunk.numpy(), name, severity, seed=SEED, first=first))
 
 
 def images_to_corrupt(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageSource, Tensor]:
@@ -79,8 +79,8 @@ def images_to_corrupt(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageS
 def _cell(logits: Tensor, targets: Tensor, temperature: float, bins: int) -> ByMeasure:
     plain = calibration_metrics(logits, targets, bins).as_dict()
     scaled = calibration_metrics(logits / temperature, targets, bins).as_dict()
-    after = {f"scaled_{name}": scaled[name] for name in AFTER_SCALING}
-    return {name: plain[name] for name in MEASURES} | after
+    after_scaling = {f"scaled_{name}": scaled[name] for name in AFTER_SCALING}
+    return {name: plain[name] for name in MEASURES} | after_scaling
 
 
 def _mean(cells: list[ByMeasure]) -> ByMeasure:
@@ -92,12 +92,12 @@ Ood = dict[str, ByMeasure]
 
 
 def measure_ood(
-    trained: TrainedSeed, sets: Mapping[str, OODDataConfig], test: Mapping[StageName, Tensor]
+    trained: TrainedSeed, datasets: Mapping[str, OODDataConfig], test: Mapping[StageName, Tensor]
 ) -> dict[StageName, Ood]:
     """AUROC and FPR95 of each stage for the test images of every dataset, and their means.
 
     Args:
-        sets: OOD datasets, read at the run's image size instead of their own.
+        datasets: of OOD images, read at the run's image size instead of their own.
         test: logits of the run's own test images, [N, K].
     Returns:
         {name: {"images", "auroc", "fpr95", "entropy_auroc", "entropy_fpr95"}, "mean": {...}} per
@@ -105,16 +105,18 @@ def measure_ood(
     """
     size = trained.config.real.image_size
     metrics: dict[StageName, Ood] = {stage: {} for stage in test}
-    for name, config in sets.items():
+    for name, config in datasets.items():
         split = load_real(config.model_copy(update={"image_size": size})).test
         split = in_grey(split) if config.grey else split
         logits = trained.predict(trained.data.read(split).parts, len(split), what=name)
         for stage, in_logits in test.items():
-            metrics[stage][name] = {"images": len(split), **_compared(in_logits, logits[stage])}
-    return {stage: {**row, MEAN: _mean(list(row.values()))} for stage, row in metrics.items()}
+            metrics[stage][name] = {"images": len(split), **_separation(in_logits, logits[stage])}
+    return {
+        stage: {**values, MEAN: _mean(list(values.values()))} for stage, values in metrics.items()
+    }
 
 
-def _compared(in_logits: Tensor, out_logits: Tensor) -> ByMeasure:
+def _separation(in_logits: Tensor, out_logits: Tensor) -> ByMeasure:
     probability = ood_metrics(max_probability(in_logits), max_probability(out_logits)).as_dict()
     entropy = ood_metrics(negative_entropy(in_logits), negative_entropy(out_logits)).as_dict()
     return probability | {f"entropy_{name}": value for name, value in entropy.items()}

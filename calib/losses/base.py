@@ -50,14 +50,14 @@ class RealLoss(nn.Module):
         raise NotImplementedError
 
     def pop_health(self) -> dict[str, float | None]:
-        """Figures that show whether the loss works, over training batches since the last call."""
+        """Measures that show whether the loss works, over training batches since the last call."""
         return {}
 
     def end_epoch(self, feedback: Feedback) -> None:
         """Called after every training epoch, in every process; most losses do nothing here."""
 
 
-def all_rows(values: Tensor, *, training: bool) -> Tensor:
+def gather_rows(values: Tensor, *, training: bool) -> Tensor:
     """Gather [n, ...] of each process into [P n, ...] of all P, in the order of their ranks.
 
     Every process computes the same loss from the same rows; the gradient reaches only the rows of
@@ -71,25 +71,25 @@ def all_rows(values: Tensor, *, training: bool) -> Tensor:
     """
     if not training or not distributed.is_available() or not distributed.is_initialized():
         return values
-    return _AllRows.apply(values)
+    return _GatherRows.apply(values)
 
 
-def add_up(values: Tensor) -> Tensor:
+def sum_over_processes(values: Tensor) -> Tensor:
     """Sum values over all processes, in place; every process must call."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(values)
     return values
 
 
-class _AllRows(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         processes = distributed.get_world_size()
-        parts = [torch.empty_like(values) for _ in range(processes)]
-        distributed.all_gather(parts, values.contiguous())
-        first = distributed.get_rank() * len(values)
-        ctx.rows, ctx.processes = slice(first, first + len(values)), processes
-        return torch.cat(parts)
+        gathered = [torch.empty_like(values) for _ in range(processes)]
+        distributed.all_gather(gathered, values.contiguous())
+        start = distributed.get_rank() * len(values)
+        ctx.rows, ctx.processes = slice(start, start + len(values)), processes
+        return torch.cat(gathered)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def batch_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     values = values.double()  # sums of squares lose digits in float32
     sums = torch.stack([values.new_full((), len(values)), values.sum(), values.square().sum()])
-    count, total, squares = add_up(sums)
+    count, total, squares = sum_over_processes(sums)
     mean = total / count
     variance = (squares - count * mean.square()) / (count - 1).clamp(min=1)
     return count, mean, variance.clamp(min=0).sqrt()
@@ -124,7 +124,7 @@ class BatchLoss(RealLoss):
         return self.of_batch(logits.float(), targets)
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """A float32 scalar.
+        """The loss of the batch, a float32 scalar.
 
         Args:
             logits: [N, K] float32.
@@ -144,7 +144,7 @@ class PointwiseLoss(BatchLoss):
         return self.per_sample(logits, targets).mean()
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each sample, [N] float32; takes what `of_batch` takes."""
+        """The loss of each sample, [N] float32; arguments as for `of_batch`."""
         raise NotImplementedError
 
 
@@ -197,7 +197,7 @@ def squared_error(logits: Tensor, soft_labels: Tensor) -> Tensor:
 
 
 def soft_cross_entropy(logits: Tensor, soft_labels: Tensor) -> Tensor:
-    """Mean over n of -sum_k y_nk log p_nk, as a float32 scalar; else as `squared_error`."""
+    """Mean over n of -sum_k y_nk log p_nk, a float32 scalar; arguments as for `squared_error`."""
     _check_shapes(logits, soft_labels)
     return functional.cross_entropy(logits.float(), soft_labels.float())
 

@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from semix.calib.losses.base import RealLoss, add_up, batch_statistics
+from semix.calib.losses.base import RealLoss, batch_statistics, sum_over_processes
 from semix.calib.losses.smoothing import (
     blended_cross_entropy,
     check_margin,
@@ -29,7 +29,7 @@ class FeDLaS(RealLoss):
 
     Args:
         strength: a at psi gamma = 0; at most 0.5, so that a stays below 1.
-        beta: slope of a over psi gamma, from 0; at 4 it nearly switches between 0 and 2 strength.
+        beta: slope of a over psi gamma, 0 or more; at 4 it nearly switches from 0 to 2 strength.
         momentum: weight of the *new* batch in the running statistics, in (0, 1]: 1 forgets all
             former batches.
         norm_start: "fixed" starts the statistics at mean 20, deviation 100; "first_batch" at
@@ -44,7 +44,7 @@ class FeDLaS(RealLoss):
 
     norm_mean: Tensor  # [1] float32
     norm_std: Tensor  # [1] float32
-    norm_batches: Tensor  # [1] int64, batches that entered the two
+    norm_batches: Tensor  # [1] int64, batches that entered norm_mean and norm_std
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class FeDLaS(RealLoss):
         one_of("loss.variant", variant, ("code", "paper"))
         self.strength, self.beta, self.momentum = strength, beta, momentum
         self.norm_start, self.variant = norm_start, variant
-        hidden = max(2, num_classes // 2)  # two or three classes would leave one unit
+        hidden = max(2, num_classes // 2)  # half of two or three classes would be a single unit
         self.gate = nn.Sequential(
             nn.Linear(num_classes, hidden), nn.LeakyReLU(0.01), nn.Linear(hidden, 2)
         )
@@ -87,9 +87,9 @@ class FeDLaS(RealLoss):
         norms = _norms(logits, features)
         if self.training:
             self._update_statistics(norms)
-        gate, push, smoothing = self._modulation(logits, norms)
+        gate, signed_score, smoothing = self._modulation(logits, norms)
         if self.training:
-            self.health.note(gate, push, smoothing, correct=logits.argmax(1) == targets)
+            self.health.note(gate, signed_score, smoothing, correct=logits.argmax(1) == targets)
         logits = logits.float()
         return blended_cross_entropy(logits, targets, smoothing, self.penalty(logits)).mean()
 
@@ -104,29 +104,29 @@ class FeDLaS(RealLoss):
         return self._modulation(logits, _norms(logits, features))[2]
 
     def pop_health(self) -> dict[str, float | None]:
-        """Figures of the training samples since the last call: see `FeDLaSHealth.pop`."""
+        """Measures of the training samples since the last call: see `FeDLaSHealth.pop`."""
         return self.health.pop()
 
     def _modulation(self, logits: Tensor, norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """psi, psi gamma and a, each [N] float32."""
         score = (norms - self.norm_mean) / (self.norm_std + EPS)  # gamma
         with torch.autocast(logits.device.type, enabled=False):
-            choice = self.gate(logits.detach().float()).softmax(1)  # [N, 2]
+            weights = self.gate(logits.detach().float()).softmax(1)  # [N, 2]
         if self.variant == "code":
-            lean = choice[:, 1] - choice[:, 0]
-            sign = lean.sign()
+            difference = weights[:, 1] - weights[:, 0]
+            sign = difference.sign()
         else:
-            lean = choice[:, 0] - choice[:, 1]
-            sign = torch.where(lean > 0, 1.0, -1.0)
-        # The value is exactly the sign, the gradient is that of `lean` (straight through).
-        gate = sign.detach() + (lean - lean.detach())
-        push = gate * score
-        return gate, push, 2 * self.strength * torch.sigmoid(self.beta * push)
+            difference = weights[:, 0] - weights[:, 1]
+            sign = torch.where(difference > 0, 1.0, -1.0)
+        # The value is exactly the sign, the gradient is that of `difference` (straight through).
+        gate = sign.detach() + (difference - difference.detach())
+        signed_score = gate * score
+        return gate, signed_score, 2 * self.strength * torch.sigmoid(self.beta * signed_score)
 
     @torch.no_grad()
     def _update_statistics(self, norms: Tensor) -> None:
         count, mean, std = batch_statistics(norms)
-        usable = count >= 2  # one value has no deviation; tested on the device, without a wait
+        usable = count >= 2  # one value has no deviation; a test on the device needs no wait
         weight = torch.full_like(self.norm_mean, self.momentum)
         if self.norm_start == "first_batch":
             weight = torch.where(self.norm_batches == 0, 1.0, weight)
@@ -140,7 +140,7 @@ def _norms(logits: Tensor, features: Tensor | None) -> Tensor:
     """L1 norm of each row of features, [N] float32, without gradient."""
     if features is None or features.ndim != 2 or len(features) != len(logits):
         shape = None if features is None else tuple(features.shape)
-        raise ValueError(f"features are {shape}: FeDLaS needs [{len(logits)}, D], a row each")
+        raise ValueError(f"features are {shape}: FeDLaS needs [{len(logits)}, D], a row per sample")
     return features.detach().float().abs().sum(1)
 
 
@@ -187,7 +187,7 @@ class FeDLaSMarginSmoothing(FeDLaS):
 
     Args:
         weight: base strength, in [0, 0.5]; 0.1 for CIFAR, 0.05 for Tiny-ImageNet.
-        margin: m, from 0; 6 for CIFAR, 10 for Tiny-ImageNet.
+        margin: m, at least 0; 6 for CIFAR, 10 for Tiny-ImageNet.
         beta: 0.5, or 1 for CIFAR-100.
         momentum, norm_start: see `FeDLaS`.
         variant: also of the penalty: "code" takes its mean over classes, "paper" the sum.
@@ -223,13 +223,13 @@ class FeDLaSMarginSmoothing(FeDLaS):
         return excess.mean(1) if self.variant == "code" else excess.sum(1)
 
 
-FIGURES = ("gate_positive", "smoothing_raised", "smoothing")
+HEALTH_MEASURES = ("gate_positive", "smoothing_raised", "smoothing")
 
 
 class FeDLaSHealth(nn.Module):
-    """Sums of gate figures, on the device to avoid waits; not part of the state."""
+    """Sums of HEALTH_MEASURES, on the device to avoid waits; not saved with the state."""
 
-    sums: Tensor  # [3, 2] float64: FIGURES over right and over wrong samples
+    sums: Tensor  # [3, 2] float64: HEALTH_MEASURES over right and over wrong samples
     count: Tensor  # [2] float64: right and wrong samples
 
     def __init__(self) -> None:
@@ -238,17 +238,19 @@ class FeDLaSHealth(nn.Module):
         self.register_buffer("count", torch.zeros(2).double(), persistent=False)
 
     @torch.no_grad()
-    def note(self, gate: Tensor, push: Tensor, smoothing: Tensor, *, correct: Tensor) -> None:
+    def note(
+        self, gate: Tensor, signed_score: Tensor, smoothing: Tensor, *, correct: Tensor
+    ) -> None:
         """Add a batch.
 
         Args:
-            gate, push, smoothing: psi, psi gamma and a, each [N].
+            gate, signed_score, smoothing: psi, psi gamma and a, each [N].
             correct: [N] bool, whether the prediction is right.
         """
-        figures = torch.stack([gate > 0, push > 0, smoothing]).double()  # [3, N]
-        group = torch.stack([correct, ~correct]).double()  # [2, N]
-        self.sums += figures @ group.T
-        self.count += group.sum(1)
+        indicators = torch.stack([gate > 0, signed_score > 0, smoothing]).double()  # [3, N]
+        membership = torch.stack([correct, ~correct]).double()  # [2, N]
+        self.sums += indicators @ membership.T
+        self.count += membership.sum(1)
 
     def pop(self) -> dict[str, float | None]:
         """Means over the samples of all processes since the last call; resets the sums.
@@ -256,14 +258,17 @@ class FeDLaSHealth(nn.Module):
         Every process must call.
 
         Returns:
-            gate_positive: share with psi = +1. smoothing_raised: share with psi gamma > 0, so
-            with a above the base. smoothing, smoothing_correct, smoothing_wrong: mean a of all
+            gate_positive: fraction with psi = +1. smoothing_raised: fraction with psi gamma > 0,
+            so with a above the base. smoothing, smoothing_correct, smoothing_wrong: mean a of all
             samples, of right and of wrong predictions. None without such a sample.
         """
-        count, sums = add_up(self.count).tolist(), add_up(self.sums).tolist()
+        count, sums = (
+            sum_over_processes(self.count).tolist(),
+            sum_over_processes(self.sums).tolist(),
+        )
         self.count.zero_()
         self.sums.zero_()
-        rows = zip(FIGURES, sums, strict=True)
+        rows = zip(HEALTH_MEASURES, sums, strict=True)
         health = {name: _ratio(sum(row), sum(count)) for name, row in rows}
         health["smoothing_correct"] = _ratio(sums[2][0], count[0])
         health["smoothing_wrong"] = _ratio(sums[2][1], count[1])

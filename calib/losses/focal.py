@@ -18,7 +18,7 @@ class Focal(PointwiseLoss):
     """(1 - p_y)^gamma (-log p_y), averaged over the batch; focal_calibration's code sums it.
 
     Args:
-        gamma: from 0, which is cross-entropy.
+        gamma: at least 0; 0 is cross-entropy.
     Raises:
         InputError: gamma is out of range.
 
@@ -64,7 +64,7 @@ class DualFocal(PointwiseLoss):
     exactly p_y do not count. The gradient flows through p_j as well.
 
     Args:
-        gamma: from 0, which is cross-entropy (and the official default); the paper tunes it.
+        gamma: at least 0; 0 is cross-entropy and the official default; the paper tunes it.
     Raises:
         InputError: gamma is out of range.
 
@@ -80,7 +80,7 @@ class DualFocal(PointwiseLoss):
         log_p = logits.log_softmax(1)
         p = log_p.exp()
         p_y = p.gather(1, targets[:, None])  # [N, 1]
-        p_j = p.where(p < p_y, 0).topk(1).values[:, 0]  # [N]; of equals it takes the official one
+        p_j = p.where(p < p_y, 0).topk(1).values[:, 0]  # [N]; on ties topk picks the official class
         log_p_y = log_p.gather(1, targets[:, None])[:, 0]
         return power(1 - p_y[:, 0] + p_j, self.gamma) * -log_p_y
 
@@ -94,15 +94,15 @@ class AdaFocal(PointwiseLoss):
     `switch` becomes `switch` with the other sign; then g is clamped to [gamma_min, gamma_max].
 
     As in the official code, which sums over the batch: bins are half open, [l, u) for p_y and
-    (l, u] for validation images, so the lowest of these are in no bin; a bin without images keeps
-    its g. Training starts with bins of equal width and `gamma` in all.
+    (l, u] for validation images, so those of the lowest confidence are in no bin; a bin without
+    images keeps its g. Training starts with bins of equal width and `gamma` in all.
 
     Args:
         bins: number of bins.
         gamma: g before the first epoch's end.
-        rate: lambda of the paper, from 0.
-        switch: from 0; 0 never changes the sign.
-        gamma_min, gamma_max: limits of g; 0 lies between.
+        rate: lambda of the paper, at least 0.
+        switch: at least 0; 0 never changes the sign.
+        gamma_min, gamma_max: limits of g; 0 lies between them.
     Raises:
         InputError: a value out of range.
 
@@ -153,8 +153,8 @@ class AdaFocal(PointwiseLoss):
         """
         outputs = feedback.outputs("validation")
         if len(outputs.targets) == 0:
-            raise ValueError("validation has 0 images: AdaFocal sets its gammas by them")
-        edges, gap = _gaps(outputs, len(self.gammas))
+            raise ValueError("validation has 0 images: AdaFocal derives its gammas from them")
+        edges, gap = _edges_and_gaps(outputs, len(self.gammas))
         gap = gap.to(self.gammas.device)
         gammas = self.gammas * (self.rate * torch.where(self.gammas > 0, gap, -gap)).exp()
         flipped = torch.where(gammas > 0, -self.switch, self.switch)
@@ -163,11 +163,11 @@ class AdaFocal(PointwiseLoss):
         self.edges.copy_(edges)
 
     def pop_health(self) -> dict[str, float | None]:
-        """The least and the greatest gamma of a bin."""
+        """The smallest and the largest gamma of all bins."""
         return {"gamma_least": self.gammas.min().item(), "gamma_greatest": self.gammas.max().item()}
 
 
-def _gaps(outputs: Outputs, bins: int) -> tuple[Tensor, Tensor]:
+def _edges_and_gaps(outputs: Outputs, bins: int) -> tuple[Tensor, Tensor]:
     """Edges between bins of equal size, [bins - 1], and confidence less accuracy, [bins]."""
     confidence, predicted = outputs.logits.cpu().float().log_softmax(1).exp().max(1)
     error = confidence.double() - (predicted == outputs.targets.cpu()).double()
@@ -175,8 +175,8 @@ def _gaps(outputs: Outputs, bins: int) -> tuple[Tensor, Tensor]:
     ranks = np.linspace(0, samples, bins + 1)
     ranked = confidence.sort().values.numpy()
     edges = torch.from_numpy(np.interp(ranks, np.arange(samples), ranked))
-    # Number 0 is the lowest edge itself, in no bin; edges are rounded like confidences.
-    number = torch.bucketize(confidence, edges.float())
-    count = torch.bincount(number, minlength=bins + 1)
-    gap = torch.bincount(number, error, minlength=bins + 1) / count.clamp(min=1)
+    # Index 0 is the lowest edge itself, in no bin; edges are rounded like confidences.
+    bin_index = torch.bucketize(confidence, edges.float())
+    count = torch.bincount(bin_index, minlength=bins + 1)
+    gap = torch.bincount(bin_index, error, minlength=bins + 1) / count.clamp(min=1)
     return edges[1:-1], gap[1:]

@@ -10,7 +10,7 @@ from semix.calib.losses.base import (
     Feedback,
     PointwiseLoss,
     RealLoss,
-    all_rows,
+    gather_rows,
     log_probability,
 )
 from semix.calib.losses.focal import Focal
@@ -23,7 +23,7 @@ class EntropyConfidencePenalty(PointwiseLoss):
     """-log p_y - weight H(p), averaged over the batch, where H(p) averages -p_k log p_k over k.
 
     Args:
-        weight: of the entropy, from 0.
+        weight: of the entropy, at least 0.
         variant: "code" takes the mean of the entropy over classes, as the code of MbLS and its
             descendants does, so the weight is K times weaker than in "paper", which sums.
     Raises:
@@ -55,9 +55,9 @@ class MDCA(BatchLoss):
     """Base loss + weight mean_k |mean_n p_nk - mean_n 1[y_n = k]|, n over all processes' samples.
 
     Args:
-        weight: from 0; 1 in the official scripts, 10 as their program's default.
+        weight: at least 0; 1 in the official scripts, 10 by default in their program.
         base: "ce" or "focal", each a mean over the batch.
-        gamma: of the focal base, from 0.
+        gamma: of the focal base, at least 0.
     Raises:
         InputError: a value out of range.
 
@@ -81,7 +81,7 @@ class MDCA(BatchLoss):
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
         gaps = logits.softmax(1) - functional.one_hot(targets, logits.shape[1])  # [N, K]
-        means = all_rows(gaps.mean(0, keepdim=True), training=self.training)  # [P, K]
+        means = gather_rows(gaps.mean(0, keepdim=True), training=self.training)  # [P, K]
         return self.base(logits, targets) + self.weight * means.mean(0).abs().mean()
 
 
@@ -89,12 +89,12 @@ class PairwiseConstraints(PointwiseLoss):
     """-log p_y + binary_weight D + exclusion_weight E, averaged over the batch.
 
     D = the mean over k != y of -log sigmoid(z_y - z_k), true class against each other class.
-    E = the mean over ordered pairs j != k of the K - 1 others of -log sigmoid(z_j - z_k) / 2,
-    which is least where these logits are equal. With K = 2 there is no such pair and E is 0.
+    E = the mean over pairs j != k of the other K - 1 classes of -log sigmoid(z_j - z_k) / 2, which
+    is smallest where these logits are equal. With K = 2 there is no such pair and E is 0.
     Needs memory for N (K - 1)^2 numbers.
 
     Args:
-        binary_weight, exclusion_weight: from 0.
+        binary_weight, exclusion_weight: at least 0.
         variant: "code" also sums over j = k, which adds log 2 / (2 (K - 2)) to E and nothing to
             the gradient; "paper" does not.
     Raises:
@@ -121,26 +121,28 @@ class PairwiseConstraints(PointwiseLoss):
         self.variant = variant
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
-        others = _others(logits, targets)  # [N, K - 1]
-        binary = functional.softplus(others - logits.gather(1, targets[:, None])).mean(1)
+        other_logits = _other_logits(logits, targets)  # [N, K - 1]
+        binary = functional.softplus(other_logits - logits.gather(1, targets[:, None])).mean(1)
         return (
             -log_probability(logits, targets)
             + self.binary_weight * binary
-            + self.exclusion_weight * self._exclusion(others)
+            + self.exclusion_weight * self._exclusion(other_logits)
         )
 
-    def _exclusion(self, others: Tensor) -> Tensor:
-        count = others.shape[1]
+    def _exclusion(self, other_logits: Tensor) -> Tensor:
+        count = other_logits.shape[1]
         if count < 2:
-            return torch.zeros_like(others[:, 0])
+            return torch.zeros_like(other_logits[:, 0])
         # -log sigmoid(-d) = softplus(d); the pairs j = k add log 2 each.
-        total = functional.softplus(others[:, None] - others[:, :, None]).sum((1, 2)) / 2
+        total = (
+            functional.softplus(other_logits[:, None] - other_logits[:, :, None]).sum((1, 2)) / 2
+        )
         if self.variant == "paper":
             total = total - count * math.log(2) / 2
         return total / (count * (count - 1))
 
 
-def _others(logits: Tensor, targets: Tensor) -> Tensor:
+def _other_logits(logits: Tensor, targets: Tensor) -> Tensor:
     """The logits of all classes but the true one, [N, K - 1], in order."""
     columns = torch.arange(logits.shape[1] - 1, device=logits.device)
     return logits.gather(1, columns + (columns >= targets[:, None]))
@@ -152,19 +154,19 @@ CONFIDENCES = ("softmax", "entropy", "margin")
 class CorrectnessRanking(RealLoss):
     """-log p_y, averaged, + weight mean_i max(0, |s_i - s_j| - t (c_i - c_j)).
 
-    j is the next sample of the batch, for the last one the first; c is the confidence and s the
-    share of a sample's right predictions in training so far; t = sign(s_i - s_j), and pairs with
-    t = 0 count 0. A batch enters the history after its loss. Batch and history cover all processes.
+    j is the next sample of the batch (the first after the last); c is the confidence and s the
+    fraction of a sample's right predictions in training so far; t = sign(s_i - s_j), and pairs with
+    t = 0 add 0. A batch enters the history after its loss. Batch and history cover all processes.
 
     Args:
-        weight: from 0.
+        weight: at least 0.
         confidence: "softmax" is max_k p_k; "entropy" is sum_k p_k log p_k / log K, in [-1, 0];
             "margin" is the largest p_k less the second.
         num_samples: images of the training set, which `indices` number from 0.
-        variant: "code" has s = (r - min r) / max(1, E - min r), r the right predictions of a
-            sample, the minimum over all samples and E the epochs completed; the official code
-            takes max(1, E) - min r and divides by 0 where all samples were always right. "paper"
-            has s = r / (times seen).
+        variant: "code" has s = (r - min r) / max(1, E - min r), r the number of right
+            predictions of a sample, the minimum over all samples and E the epochs completed; the
+            official code takes max(1, E) - min r and divides by 0 where all samples were always
+            right. "paper" has s = r / (times seen).
     Raises:
         InputError: a value out of range.
         ValueError: indices are missing, or a training batch of one sample, which has no pair.
@@ -208,12 +210,12 @@ class CorrectnessRanking(RealLoss):
             shape = None if indices is None else tuple(indices.shape)
             raise ValueError(f"indices are {shape}: CRL needs [{len(targets)}], one per sample")
         logits = logits.float()
-        confidence = all_rows(self._confidence(logits), training=self.training)
+        confidence = gather_rows(self._confidence(logits), training=self.training)
         rows = torch.stack([indices, logits.argmax(1) == targets], dim=1)
-        indices, right = all_rows(rows, training=self.training).unbind(1)
+        indices, right = gather_rows(rows, training=self.training).unbind(1)
         if self.training and len(indices) < 2:
             raise ValueError("logits have 1 row: CRL compares pairs of samples; give 2")
-        ranking = self._ranking(confidence, self._share(indices))
+        ranking = self._ranking(confidence, self._correct_fraction(indices))
         if self.training:
             self.right.index_add_(0, indices, right)
             self.seen.index_add_(0, indices, torch.ones_like(right))
@@ -230,22 +232,22 @@ class CorrectnessRanking(RealLoss):
         largest = logits.softmax(1).topk(2, dim=1).values
         return largest[:, 0] - largest[:, 1] if self.confidence == "margin" else largest[:, 0]
 
-    def _share(self, indices: Tensor) -> Tensor:
+    def _correct_fraction(self, indices: Tensor) -> Tensor:
         """s of these samples, [N] float32."""
         if self.variant == "paper":
             return self.right[indices] / self.seen[indices].clamp(min=1)
-        least = self.right.min()
-        return (self.right[indices] - least) / (self.epochs - least).clamp(min=1)
+        minimum = self.right.min()
+        return (self.right[indices] - minimum) / (self.epochs - minimum).clamp(min=1)
 
     @staticmethod
-    def _ranking(confidence: Tensor, share: Tensor) -> Tensor:
-        ahead = share - share.roll(-1)
-        lead = confidence - confidence.roll(-1)
-        return (ahead.abs() - ahead.sign() * lead).relu().mean()
+    def _ranking(confidence: Tensor, fraction: Tensor) -> Tensor:
+        fraction_lead = fraction - fraction.roll(-1)
+        confidence_lead = confidence - confidence.roll(-1)
+        return (fraction_lead.abs() - fraction_lead.sign() * confidence_lead).relu().mean()
 
 
 EPS = 1e-10  # under the root, as in the official code: its gradient stays finite at 0
-EPS_PAIRS = 1e-5  # added to numbers of pairs, likewise
+EPS_PAIRS = 1e-5  # added to numbers of pairs, as in the official code
 
 
 class MMCE(BatchLoss):
@@ -255,7 +257,7 @@ class MMCE(BatchLoss):
     k(c, d) = exp(-|c - d| / bandwidth). The B samples are those of all processes.
 
     Args:
-        weight: from 0.
+        weight: at least 0.
         bandwidth: of the kernel, above 0.
         variant: "code" adds M; "paper" its square root, which is the measure itself.
     Raises:
@@ -273,7 +275,7 @@ class MMCE(BatchLoss):
         variant: Literal["code", "paper"] = "code",
     ) -> None:
         super().__init__()
-        _check(weight, bandwidth, variant)
+        _check_parameters(weight, bandwidth, variant)
         self.weight, self.bandwidth, self.variant = weight, bandwidth, variant
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -281,7 +283,7 @@ class MMCE(BatchLoss):
         gap = right - confidence  # [B]
         error = (gap[:, None] * gap * _kernel(confidence, self.bandwidth)).mean()
         if self.variant == "paper":
-            error = _root(error)
+            error = _square_root(error)
         return functional.cross_entropy(logits, targets) + self.weight * error
 
 
@@ -294,9 +296,9 @@ class WeightedMMCE(BatchLoss):
     where all samples are right, or all wrong. The samples are those of all processes.
 
     Args:
-        weight: from 0; 2 is focal_calibration's for CIFAR.
+        weight: at least 0; 2 is focal_calibration's for CIFAR.
         bandwidth: of the kernel, above 0.
-        variant: "paper" is that. "code" divides R, W and X, already means, by these numbers of
+        variant: "paper" is M above. "code" divides R, W and X, already means, by these numbers of
             pairs once more, as all official codes do, so the penalty is very small.
     Raises:
         InputError: a value out of range.
@@ -314,7 +316,7 @@ class WeightedMMCE(BatchLoss):
         variant: Literal["code", "paper"] = "code",
     ) -> None:
         super().__init__()
-        _check(weight, bandwidth, variant)
+        _check_parameters(weight, bandwidth, variant)
         self.weight, self.bandwidth, self.variant = weight, bandwidth, variant
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -330,24 +332,24 @@ class WeightedMMCE(BatchLoss):
         wrong = 1 - right
         among_right, among_wrong = right * (1 - confidence), wrong * confidence
 
-        def of_pairs(left: Tensor, other: Tensor, pairs: Tensor) -> Tensor:
-            mean = (left[:, None] * other * kernel).sum() / pairs.clamp(min=1)
+        def mean_over_pairs(first: Tensor, second: Tensor, pairs: Tensor) -> Tensor:
+            mean = (first[:, None] * second * kernel).sum() / pairs.clamp(min=1)
             return mean if self.variant == "paper" else mean / (pairs + EPS_PAIRS)
 
         m, n = right.sum(), wrong.sum()
         error = (
-            of_pairs(among_right, among_right, m * m)
-            + of_pairs(among_wrong, among_wrong, n * n)
-            - 2 * of_pairs(among_right, among_wrong, m * n)
+            mean_over_pairs(among_right, among_right, m * m)
+            + mean_over_pairs(among_wrong, among_wrong, n * n)
+            - 2 * mean_over_pairs(among_right, among_wrong, m * n)
         )
-        return torch.where((m > 0) & (n > 0), _root(error), 0.0)
+        return torch.where((m > 0) & (n > 0), _square_root(error), 0.0)
 
 
 def _confidence(logits: Tensor, targets: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
     """c and a of all processes' samples, each [B] float32; c with its gradient."""
     confidence, predicted = logits.softmax(1).max(1)
     right = (predicted == targets).float()
-    rows = all_rows(torch.stack([confidence, right], dim=1), training=training)
+    rows = gather_rows(torch.stack([confidence, right], dim=1), training=training)
     return rows[:, 0], rows[:, 1].detach()
 
 
@@ -356,12 +358,12 @@ def _kernel(confidence: Tensor, bandwidth: float) -> Tensor:
     return (-(confidence[:, None] - confidence).abs() / bandwidth).exp()
 
 
-def _root(error: Tensor) -> Tensor:
+def _square_root(error: Tensor) -> Tensor:
     """sqrt(M + 1e-10); M is not negative but for rounding."""
     return (error.clamp(min=0) + EPS).sqrt()
 
 
-def _check(weight: float, bandwidth: float, variant: str) -> None:
+def _check_parameters(weight: float, bandwidth: float, variant: str) -> None:
     in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
     in_range("loss.bandwidth", bandwidth, low=1e-6, high=1e6, what="must be above 0")
     one_of("loss.variant", variant, ("code", "paper"))

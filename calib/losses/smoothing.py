@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 class LabelSmoothing(PointwiseLoss):
-    """Cross-entropy against (1 - a) onehot + a/K, as in torch: the share a is over all classes.
+    """Cross-entropy against (1 - a) onehot + a/K, as in torch: a is spread over all K classes.
 
     Args:
         smoothing: a, in [0, 1]; 0.05 is usual, 0.1 for CIFAR-100.
@@ -33,17 +33,17 @@ def uniform_cross_entropy(logits: Tensor) -> Tensor:
 
 
 def blended_cross_entropy(
-    logits: Tensor, targets: Tensor, share: Tensor, penalty: Tensor
+    logits: Tensor, targets: Tensor, smoothing: Tensor, penalty: Tensor
 ) -> Tensor:
     """(1 - a_n) (-log p_ny) + a_n penalty_n of each sample, [N].
 
     Args:
         logits, targets: [N, K] float32 and [N] int64.
-        share: a, [N] or one value. With `uniform_cross_entropy` as the penalty this is label
+        smoothing: a, [N] or one value. With `uniform_cross_entropy` as the penalty this is label
             smoothing: the true class keeps 1 - a + a/K.
         penalty: [N].
     """
-    return (1 - share) * -log_probability(logits, targets) + share * penalty
+    return (1 - smoothing) * -log_probability(logits, targets) + smoothing * penalty
 
 
 def check_margin(margin: float) -> None:
@@ -57,9 +57,9 @@ class MarginLabelSmoothing(PointwiseLoss):
     The gradient flows through the largest logit as well.
 
     Args:
-        margin: m, from 0; 6 for CIFAR, 10 for Tiny-ImageNet.
-        weight: of the penalty, from 0; 0.1 is meant for a mean over classes, as the official code
-            takes it (the paper writes a sum).
+        margin: m, at least 0; 6 for CIFAR, 10 for Tiny-ImageNet.
+        weight: of the penalty, at least 0; 0.1 is meant for a mean over classes, which the official
+            code takes (the paper writes a sum).
     Raises:
         InputError: a value out of range.
 
@@ -86,14 +86,14 @@ class AdaptiveConditionalLabelSmoothing(PointwiseLoss):
     """-log p_y + weight (positive A + negative B), averaged over the batch.
 
     A = max(0, z_max - margin)^2 penalises the largest logit above the margin.
-    B = the mean over the K - 1 others of max(0, sg(z_max) - z_k - margin)^2, where no gradient
-    flows through z_max. If logits tie for the largest, each adds A and none enters B, while the
+    B = the mean over the other K - 1 logits of max(0, sg(z_max) - z_k - margin)^2; no gradient
+    flows through z_max. If several logits are the largest, each adds A and none enters B, while the
     divisor of B stays K - 1. All of this is as in the official code.
 
     Args:
-        margin: from 0; 6 for CIFAR, 10 for Tiny-ImageNet.
-        positive, negative: weights of A and B, from 0.
-        weight: of both together, from 0.
+        margin: at least 0; 6 for CIFAR, 10 for Tiny-ImageNet.
+        positive, negative: weights of A and B, at least 0.
+        weight: of A and B together, at least 0.
     Raises:
         InputError: a value out of range.
 
@@ -118,9 +118,9 @@ class AdaptiveConditionalLabelSmoothing(PointwiseLoss):
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         largest = logits.max(1, keepdim=True).values  # [N, 1]
-        tops = logits == largest
-        top = functional.relu(largest - self.margin).square()[:, 0] * tops.sum(1)
-        others = functional.relu(largest.detach() - logits - self.margin).square()
-        rest = others.masked_fill(tops, 0).sum(1) / (logits.shape[1] - 1)
-        penalty = self.positive * top + self.negative * rest
+        is_largest = logits == largest
+        excess = functional.relu(largest - self.margin).square()[:, 0] * is_largest.sum(1)
+        distances = functional.relu(largest.detach() - logits - self.margin).square()
+        mean_distance = distances.masked_fill(is_largest, 0).sum(1) / (logits.shape[1] - 1)
+        penalty = self.positive * excess + self.negative * mean_distance
         return -log_probability(logits, targets) + self.weight * penalty

@@ -1,6 +1,6 @@
 """Training methods by name: how a batch of real images becomes a loss.
 
-Mixed images of a dataset are a second pass beside any method. Other combinations:
+Any method can take mixed images of a dataset in a second pass. Other combinations:
 
 | method | losses | FeDLaS | second stage |
 |---|---|---|---|
@@ -8,7 +8,7 @@ Mixed images of a dataset are a second pass beside any method. Other combination
 | mixup, cutmix, mit | ce | no: FeDLaS needs images of one class | yes |
 | regmixup, rankmixup | any, on the unmixed images | yes, on those | yes |
 | plp | any | yes | no: it changes how the classifier is trained |
-| balcal | losses of logits only | no: the loss is called twice per step | no: it is one |
+| balcal | losses of logits only | no: the loss is called twice per step | no: it is such a stage |
 """
 
 from typing import Any

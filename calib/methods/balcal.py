@@ -23,7 +23,7 @@ class BalancedClassifier(nn.Module):
     Args:
         linear: the linear head, [N, D] to [N, K].
         in_features: D, at least K.
-        balance: initial share of the linear head.
+        balance: initial weight of the linear head.
         scale: length of the frame's vectors.
     """
 
@@ -92,9 +92,9 @@ class BalCAL(Method):
     After each epoch the balance is set so that the mean confidence on the training images is
     delta times their accuracy.
 
-    The official code takes both from the augmented batches of the epoch; here they come from one
-    pass over the unaugmented images. Its adaptor is convolutional and works on the last feature
-    maps; here it works on the pooled features, which every model has.
+    The official code takes confidence and accuracy from the augmented batches of the epoch; here
+    they come from one pass over the unaugmented images. Its adaptor is convolutional and works on
+    the last feature maps; here it works on the pooled features, which every model has.
 
     Args:
         delta: target confidence as a fraction of the training accuracy; 0.95 for CIFAR-10.
@@ -182,7 +182,7 @@ class BalCAL(Method):
 
 
 def frequency_scale(targets: Tensor, num_classes: int) -> Tensor:
-    """sqrt(mean count / count) of each class of the batch, [K]; 1 for those not in it."""
+    """sqrt(mean count / count) of each class of the batch, [K]; 1 for classes not in it."""
     # Not bincount, which waits for the device to learn the number of classes.
     counts = targets.new_zeros(num_classes).scatter_add_(0, targets, torch.ones_like(targets))
     present = counts > 0
@@ -191,10 +191,10 @@ def frequency_scale(targets: Tensor, num_classes: int) -> Tensor:
 
 
 def find_balance(linear: Tensor, frame: Tensor, targets: Tensor, *, delta: float) -> float:
-    """The share of the linear head at which confidence is delta times accuracy, by bisection.
+    """The weight of the linear head at which confidence is delta times accuracy, by bisection.
 
-    As in the official code, the result is the last share tried that comes nearer to this than the
-    linear head alone; 1 if none does, or if the linear head's confidence is below it.
+    As in the official code, the result is the last weight tried at which confidence comes nearer
+    to that target than the linear head's; 1 if none does, or if the linear head's is below it.
 
     Args:
         linear, frame: logits [N, K] of the two.
@@ -214,6 +214,6 @@ def find_balance(linear: Tensor, frame: Tensor, targets: Tensor, *, delta: float
 
 
 def _overconfidence(logits: Tensor, targets: Tensor, delta: float) -> float:
-    """Mean confidence less delta times accuracy."""
+    """Mean confidence minus delta times accuracy."""
     confidence, predicted = logits.float().softmax(1).max(1)
     return (confidence.mean() - delta * (predicted == targets).float().mean()).item()

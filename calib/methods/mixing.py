@@ -55,7 +55,7 @@ class Mixup(Method):
 
     Args:
         alpha: above 0; 0.2 is usual for calibration, 1.0 for accuracy.
-        heavier: use max(lambda, 1 - lambda), so that x_i has the larger share, as MIT's code does.
+        heavier: use max(lambda, 1 - lambda), so that x_i has the larger weight, as MIT's code does.
     Raises:
         InputError: a parameter is out of range.
 
@@ -70,8 +70,8 @@ class Mixup(Method):
         if not isinstance(heavier, bool):
             raise InputError("method.heavier", heavier, "give true or false")
         with torch.device("cpu"):  # the distribution checks its values, also of a meta model
-            kind = heavier_mixup() if heavier else plain_mixup()
-            self.mix = kind(alpha=alpha, num_classes=num_classes)
+            mixup = heavier_mixup() if heavier else plain_mixup()
+            self.mix = mixup(alpha=alpha, num_classes=num_classes)
 
     def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         images, labels = self.mix(batch.images.float(), batch.targets)
@@ -125,7 +125,7 @@ class CutMix(Method):
         return soft_outcome(network, images.permute(0, 2, 3, 1), labels)
 
 
-RAREST = 1e-3  # smallest share of draws that are far enough apart
+MIN_FRACTION = 1e-3  # smallest fraction of draws that are far enough apart
 
 
 class MIT(Method):
@@ -136,7 +136,7 @@ class MIT(Method):
 
     Args:
         alpha: of Beta(alpha, alpha).
-        margin: least distance of the two lambdas; the recovery divides by it.
+        margin: smallest distance of the two lambdas; the recovery divides by it.
     Raises:
         InputError: a parameter is out of range, or lambdas so far apart are hardly ever drawn.
 
@@ -152,9 +152,9 @@ class MIT(Method):
         self.alpha, self.margin = alpha, max(margin, 1e-6)
         weights = np.random.default_rng(0).beta(alpha, alpha, size=(10_000, 2))
         apart = np.abs(weights - 0.5).sum(1) >= self.margin
-        if apart.mean() < RAREST:
-            remedy = f"with alpha {alpha:g} lambdas so far apart are hardly ever drawn; lower it"
-            raise InputError("method.margin", margin, remedy)
+        if apart.mean() < MIN_FRACTION:
+            message = f"with alpha {alpha:g} lambdas so far apart are hardly ever drawn; lower it"
+            raise InputError("method.margin", margin, message)
 
     def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         weights, partners = draw_apart(self.alpha, self.margin), draw_partners(batch.targets)
@@ -193,16 +193,16 @@ def recover(first: Tensor, second: Tensor, weights: tuple[float, float]) -> tupl
 
 
 class PLP(Plain):
-    """Progressively layer-peeled training: top parts stop early, the stem trains to the end.
+    """Progressively layer-peeled training: top modules stop early, the stem trains to the end.
 
-    Parts are those of the backbone's `freezing_order`, mostly blocks; the official lists also
-    split some blocks in half (11 parts of a ResNet-18, not 10). A frozen part loses its gradient
-    between backward and step, so that neither momentum nor weight decay moves it. As in the
-    official code, its batch norms stay in training mode: their statistics follow the parts below,
-    which still change, and are used with the frozen weights at test time.
+    Modules are those of the backbone's `freezing_order`, mostly blocks; the official lists also
+    split some blocks in half (11 modules of a ResNet-18, not 10). A frozen module loses its
+    gradient between backward and step, so that neither momentum nor weight decay moves it. As in
+    the official code, its batch norms stay in training mode: their statistics follow the modules
+    below, which still change, and are used with the frozen weights at test time.
 
     Args:
-        gamma: i of L parts are frozen from epoch E (i / L)^gamma on; below 1 freezes later.
+        gamma: i of L modules are frozen from epoch E (i / L)^gamma on; below 1 freezes later.
     Raises:
         InputError: gamma is out of range.
 
@@ -213,22 +213,22 @@ class PLP(Plain):
         super().__init__(num_classes)
         in_range("method.gamma", gamma, low=1e-6, high=1e6, what="must be above 0")
         self.gamma = gamma
-        self.frozen = 0  # parts, from the top
+        self.num_frozen = 0  # modules, from the top
 
     def start_epoch(self, backbone: ImageClassifier, epoch: int, epochs: int) -> None:
-        parts = len(backbone.freezing_order())
-        starts = [freezing_epoch(i, parts, epochs, self.gamma) for i in range(1, parts)]
-        self.frozen = sum(epoch >= start for start in starts)
+        modules = len(backbone.freezing_order())
+        starts = [freezing_epoch(i, modules, epochs, self.gamma) for i in range(1, modules)]
+        self.num_frozen = sum(epoch >= start for start in starts)
 
     def after_backward(self, backbone: ImageClassifier) -> None:
-        for part in backbone.freezing_order()[: self.frozen]:
-            for parameter in part.parameters():
+        for module in backbone.freezing_order()[: self.num_frozen]:
+            for parameter in module.parameters():
                 parameter.grad = None
 
 
-def freezing_epoch(i: int, parts: int, epochs: int, gamma: float) -> int:
-    """The first epoch in which i of the parts are frozen; never the very first epoch."""
-    exact = epochs * (i / parts) ** gamma
+def freezing_epoch(i: int, modules: int, epochs: int, gamma: float) -> int:
+    """The first epoch in which i of the modules are frozen; never the very first epoch."""
+    exact = epochs * (i / modules) ** gamma
     return max(1, int(exact + 1e-9))  # 7/10 of 350 epochs are 245, not 244.99...
 
 
@@ -274,7 +274,7 @@ class RegMixup(Method):
 
 
 ONE_HOT = 1 - 1e-6  # lambda + (1 - lambda) is not quite 1 in float32
-MIXES = {"mrl": 1, "mndcg": 3}
+DEFAULT_MIXES = {"mrl": 1, "mndcg": 3}
 
 
 class RankMixup(Method):
@@ -308,11 +308,11 @@ class RankMixup(Method):
     ) -> None:
         super().__init__()
         check_alpha(alpha)
-        one_of("method.kind", kind, tuple(MIXES))
+        one_of("method.kind", kind, tuple(DEFAULT_MIXES))
         one_of("method.variant", variant, ("code", "paper"))
         in_range("method.weight", weight, low=0, high=1e6, what="must be 0 or more")
         in_range("method.margin", margin, low=0, high=1e6, what="must be 0 or more")
-        mixes = MIXES[kind] if mixes is None else mixes
+        mixes = DEFAULT_MIXES[kind] if mixes is None else mixes
         what = "give a whole number of at least 1"
         in_range("method.mixes", mixes, low=1, what=what, whole=True)
         self.num_classes, self.alpha, self.mixes = num_classes, alpha, mixes
@@ -346,20 +346,20 @@ class RankMixup(Method):
 def margin_ranking(
     logits: Tensor, mixed: Tensor, labels: Tensor, *, margin: float, variant: str = "code"
 ) -> Tensor:
-    """Mean of ReLU(max z_mix - max z + margin) over blends of two classes; others count 0.
+    """Mean of ReLU(max z_mix - max z + margin) over blends of two classes; others add 0.
 
     Args:
         logits, mixed: of images and their blends, [B, K] before softmax.
         labels: of the blends, [B, K].
         variant: "paper" leaves out each blend of one class. The official code multiplies
-            a row of shares [B] with a column of losses [B, 1] before it averages, so "code" is
-            the mean over all B blends times the share of blends that are of two classes.
+            a row [B] of 1 or 0 per blend with a column of losses [B, 1] before it averages, so
+            "code" is the mean over all B blends times the fraction of blends of two classes.
     """
     excess = mixed.float().amax(1) - logits.float().amax(1) + margin  # [B]
-    counts = (labels.amax(1) < ONE_HOT).float()
+    of_two_classes = (labels.amax(1) < ONE_HOT).float()
     if variant == "code":
-        return counts.mean() * excess.relu().mean()
-    return (counts * excess.relu()).mean()
+        return of_two_classes.mean() * excess.relu().mean()
+    return (of_two_classes * excess.relu()).mean()
 
 
 def ndcg_shortfall(logits: Tensor, mixed: Tensor, labels: Tensor) -> Tensor:
@@ -372,10 +372,10 @@ def ndcg_shortfall(logits: Tensor, mixed: Tensor, labels: Tensor) -> Tensor:
         mixed, labels: of the blends, [M B, K], mix by mix.
     """
     label, order = labels.view(-1, *logits.shape).amax(2).sort(dim=0, descending=True, stable=True)
-    sure = mixed.float().softmax(1).amax(1).view_as(label).gather(0, order)  # [M, B]
+    confidence = mixed.float().softmax(1).amax(1).view_as(label).gather(0, order)  # [M, B]
     first = logits.float().softmax(1).amax(1)[None]  # [1, B]
     ranks = torch.arange(len(label) + 1, device=logits.device)
     discount = (ranks + 2).float().log2()[:, None]
-    gain = (torch.cat([first, sure]) / discount).sum(0)  # [B]
+    gain = (torch.cat([first, confidence]) / discount).sum(0)  # [B]
     ideal = (torch.cat([torch.ones_like(first), label]) / discount).sum(0)
     return (1 - torch.where(gain < ideal, gain / ideal, ideal / gain)).mean()

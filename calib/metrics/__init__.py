@@ -1,4 +1,4 @@
-"""Measures of calibration and uncertainty; every figure is a fraction, not a percentage."""
+"""Measures of calibration and uncertainty; fractions, not percentages."""
 
 from semix.calib.metrics.bootstrap import bootstrap_intervals
 from semix.calib.metrics.measures import (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 Score = Literal["thr", "aps", "raps"]
 SCORES: tuple[Score, ...] = get_args(Score)
-PENALTY, FREE_RANK = 0.1, 1  # of RAPS, as torch-uncertainty has them
+PENALTY, FREE_RANK = 0.1, 1  # of RAPS, the defaults of torch-uncertainty
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ConformalSets:
     """Coverage and size of the sets of one score on test images.
 
     Attributes:
-        coverage: the share of sets that hold the true class.
+        coverage: the fraction of sets that hold the true class.
         size: average set size, in classes; no set is empty.
     """
 
@@ -29,7 +29,7 @@ def nonconformity(probabilities: Tensor, score: Score) -> Tensor:
     """The nonconformity score of each class, [N, K].
 
     thr: 1 - p. aps: the mass of all classes at least as likely. raps: that plus 0.1 per rank below
-    the first. None is randomised, so aps and raps cover more than they are asked for.
+    the first. No score is randomised, so aps and raps cover more than 1 - miscoverage.
 
     Source: Sadinle, Lei and Wasserman 2019; Romano, Sesia and Candes 2020; Angelopoulos et al.
     2021.
@@ -45,7 +45,7 @@ def nonconformity(probabilities: Tensor, score: Score) -> Tensor:
 
 
 def threshold(held_out: Tensor, targets: Tensor, miscoverage: float) -> float:
-    """The least score that covers 1 - miscoverage of new images; inf if too few are held out.
+    """The smallest score that covers 1 - miscoverage of new images; inf if N is too small.
 
     It is the ceil((N + 1)(1 - miscoverage))-th smallest score of a true class, which guarantees
     coverage with N images; libraries that take the plain quantile cover slightly less.
@@ -53,13 +53,13 @@ def threshold(held_out: Tensor, targets: Tensor, miscoverage: float) -> float:
     Args:
         held_out: [N, K], from `nonconformity`.
     """
-    true = held_out.gather(1, targets[:, None])[:, 0]
-    rank = math.ceil((len(true) + 1) * (1 - miscoverage))
-    return math.inf if rank > len(true) else true.kthvalue(rank).values.item()
+    true_scores = held_out.gather(1, targets[:, None])[:, 0]
+    rank = math.ceil((len(true_scores) + 1) * (1 - miscoverage))
+    return math.inf if rank > len(true_scores) else true_scores.kthvalue(rank).values.item()
 
 
 def sets_within(scores: Tensor, limit: float) -> Tensor:
-    """Which classes each set holds, [N, K] bool; the class of the lowest score always."""
+    """Which classes each set holds, [N, K] bool; it always holds the class of the lowest score."""
     sets = scores <= limit
     return sets.scatter_(1, scores.argmin(1, keepdim=True), True)
 
@@ -71,7 +71,7 @@ def conformal_sets(
 
     Args:
         fit, test: logits [N, K], best after temperature scaling, and targets [N].
-        miscoverage: share of sets that may lack the true class.
+        miscoverage: fraction of sets that may lack the true class.
     """
     (fit_logits, fit_targets), (logits, targets) = fit, test
     held_out = nonconformity(fit_logits.double().softmax(1), score)

@@ -22,13 +22,13 @@ from torch import Tensor
 
 
 def expected_error(bins: ReliabilityBins) -> float:
-    """ECE = sum over bins of share * |confidence - accuracy|, in [0, 1].
+    """ECE = sum over bins of fraction * |confidence - accuracy|, in [0, 1].
 
     With bins of equal width this is ECE, with bins of equal size adaptive ECE.
 
     Source: Guo et al. 2017, eq. (3); Nguyen and O'Connor 2015 for equal size.
     """
-    return (bins.share * bins.gap.abs()).sum().item()
+    return (bins.fraction * bins.gap.abs()).sum().item()
 
 
 def over_error(bins: ReliabilityBins) -> float:
@@ -36,12 +36,12 @@ def over_error(bins: ReliabilityBins) -> float:
 
     Not `overconfidence_error`, which weights each bin by its confidence once more.
     """
-    return (bins.share * bins.gap.clamp(min=0)).sum().item()
+    return (bins.fraction * bins.gap.clamp(min=0)).sum().item()
 
 
 def under_error(bins: ReliabilityBins) -> float:
     """U-ECE: the part of ECE from bins with confidence below accuracy. O-ECE + U-ECE = ECE."""
-    return (bins.share * (-bins.gap).clamp(min=0)).sum().item()
+    return (bins.fraction * (-bins.gap).clamp(min=0)).sum().item()
 
 
 def maximum_error(bins: ReliabilityBins) -> float:
@@ -59,7 +59,7 @@ def classwise_error(bins: ClassBins) -> float:
 
     Source: Kull et al. 2019, eq. (2) with bins of equal width.
     """
-    gaps = (bins.mass - bins.positives).abs()  # share * |mean p_k - frequency| is gap / N
+    gaps = (bins.mass - bins.positives).abs()  # fraction * |mean p_k - frequency| is gap / N
     return (gaps.sum() / (len(gaps) * bins.samples)).item()
 
 
@@ -82,12 +82,12 @@ def smooth_error(confidence: Tensor, correct: Tensor) -> float:
 
 
 def spectrum(confidence: Tensor, correct: Tensor) -> np.ndarray:
-    """Cosine coefficients of the residuals, each shared between its two nearest grid points."""
+    """Cosine coefficients of the residuals, each split between its two nearest grid points."""
     position = confidence.numpy() * POINTS
     left = np.minimum(position.astype(np.int64), POINTS - 1)
-    share, residual = position - left, (confidence - correct).numpy() / len(position)
-    grid: np.ndarray = np.bincount(left, (1 - share) * residual, minlength=POINTS + 1)
-    grid += np.bincount(left + 1, share * residual, minlength=POINTS + 1)
+    weight, residual = position - left, (confidence - correct).numpy() / len(position)
+    grid: np.ndarray = np.bincount(left, (1 - weight) * residual, minlength=POINTS + 1)
+    grid += np.bincount(left + 1, weight * residual, minlength=POINTS + 1)
     grid[1:-1] *= 0.5  # scipy counts all points but the two ends twice
     return np.asarray(dct(grid, type=1))
 
@@ -106,8 +106,8 @@ def smoothed_error(coefficients: np.ndarray, bandwidth: float) -> float:
 
 
 @dataclass(frozen=True)
-class BrierParts:
-    """brier = reliability - resolution + uncertainty + within, to the last digits."""
+class BrierTerms:
+    """brier = reliability - resolution + uncertainty + within, exact up to rounding."""
 
     reliability: float  # mean squared gap of the bins, >= 0: what calibration can repair
     resolution: float  # how far frequencies differ between bins, >= 0: more is better
@@ -115,44 +115,44 @@ class BrierParts:
     within: float  # from the spread inside bins; 0 if each bin holds one value; any sign
 
 
-def brier_parts(brier: float, bins: ClassBins) -> BrierParts:
+def decompose_brier(brier: float, bins: ClassBins) -> BrierTerms:
     """Split the mean Brier score of several classes, class by class over bins of p_k.
 
     `within` is the variance of p_k inside bins minus twice its covariance with "the target is k"
     inside them, summed over classes.
 
-    Source: Murphy 1973; the two parts inside bins are Stephenson et al. 2008, eq. (6).
+    Source: Murphy 1973; the two terms inside bins are Stephenson et al. 2008, eq. (6).
     """
-    share, positives = bins.count.double() / bins.samples, bins.positives.double()  # [K, M]
+    fraction, positives = bins.count.double() / bins.samples, bins.positives.double()  # [K, M]
     safe = bins.count.clamp(min=1)
     mean, frequency = bins.mass / safe, positives / safe
     overall = positives.sum(1, keepdim=True) / bins.samples  # [K, 1]
-    reliability = (share * (mean - frequency).square()).sum().item()
-    resolution = (share * (frequency - overall).square()).sum().item()
+    reliability = (fraction * (mean - frequency).square()).sum().item()
+    resolution = (fraction * (frequency - overall).square()).sum().item()
     uncertainty = (overall * (1 - overall)).sum().item()
     within = brier - (reliability - resolution + uncertainty)
-    return BrierParts(reliability, resolution, uncertainty, within)
+    return BrierTerms(reliability, resolution, uncertainty, within)
 
 
 def overconfidence_error(bins: ReliabilityBins) -> float:
-    """OE = sum over bins of share * confidence * max(0, confidence - accuracy), in [0, 1].
+    """OE = sum over bins of fraction * confidence * max(0, confidence - accuracy), in [0, 1].
 
     Source: Thulasidasan et al. 2019, eq. (3); the OE that CSM and RankMixup print.
     """
-    return (bins.share * bins.confidence * bins.gap.clamp(min=0)).sum().item()
+    return (bins.fraction * bins.confidence * bins.gap.clamp(min=0)).sum().item()
 
 
 def underconfidence_error(bins: ReliabilityBins) -> float:
-    """UE = sum over bins of share * confidence * max(0, accuracy - confidence), in [0, 1].
+    """UE = sum over bins of fraction * confidence * max(0, accuracy - confidence), in [0, 1].
 
     Source: the UE that CSM and RankMixup print, the counterpart of OE.
     """
-    return (bins.share * bins.confidence * (-bins.gap).clamp(min=0)).sum().item()
+    return (bins.fraction * bins.confidence * (-bins.gap).clamp(min=0)).sum().item()
 
 
 @dataclass(frozen=True)
 class CalibrationMetrics:
-    """Fractions in [0, 1], save nll (nats, from 0), brier and its parts (in [-2, 2])."""
+    """Fractions in [0, 1], save nll (nats, at least 0), brier and its terms (in [-2, 2])."""
 
     accuracy: float
     ece: float  # bins of equal width, top label
@@ -202,25 +202,27 @@ def summarise(
 ) -> CalibrationMetrics:
     """All measures of the predictions; `bins` as for `read_predictions`."""
     confidence, correct = predictions.confidence, predictions.correct
-    width = equal_width(confidence, correct, bins, precision=predictions.precision)
-    mass = equal_mass(confidence, correct, bins, variant=adaptive, precision=predictions.precision)
+    width_bins = equal_width(confidence, correct, bins, precision=predictions.precision)
+    mass_bins = equal_mass(
+        confidence, correct, bins, variant=adaptive, precision=predictions.precision
+    )
     brier = predictions.brier.mean().item()
-    parts = brier_parts(brier, predictions.classes)
+    terms = decompose_brier(brier, predictions.classes)
     return CalibrationMetrics(
         accuracy=correct.mean().item(),
-        ece=expected_error(width),
-        adaptive_ece=expected_error(mass),
+        ece=expected_error(width_bins),
+        adaptive_ece=expected_error(mass_bins),
         classwise_ece=classwise_error(predictions.classes),
         smooth_ece=smooth_error(confidence, correct),
-        mce=maximum_error(width),
-        over_ece=over_error(width),
-        under_ece=under_error(width),
+        mce=maximum_error(width_bins),
+        over_ece=over_error(width_bins),
+        under_ece=under_error(width_bins),
         nll=predictions.nll.mean().item(),
         brier=brier,
-        brier_reliability=parts.reliability,
-        brier_resolution=parts.resolution,
-        brier_uncertainty=parts.uncertainty,
-        brier_within=parts.within,
+        brier_reliability=terms.reliability,
+        brier_resolution=terms.resolution,
+        brier_uncertainty=terms.uncertainty,
+        brier_within=terms.within,
         variational_ece=top_label_error(confidence, correct),
         **asdict(selective(confidence, correct)),
     )

@@ -47,7 +47,7 @@ def check_bins(bins: int) -> None:
 
 
 def _check_values(logits: Tensor, targets: Tensor) -> None:
-    # A value that is not finite makes the sum so, but a sum can also overflow: then look at each.
+    # If a value is not finite, neither is the sum; but a sum can also overflow: check each logit.
     bad = torch.empty(0) if logits.sum().isfinite() else (~logits.isfinite()).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
@@ -61,7 +61,7 @@ def _check_values(logits: Tensor, targets: Tensor) -> None:
         raise ValueError(f"{value}: must lie in 0..{classes - 1}, as logits have {classes} columns")
 
 
-PART = 1 << 17  # values, 0.5 MB of float32; half and twice as many were slower
+CHUNK_VALUES = 1 << 17  # 0.5 MB of float32; half and twice as many were slower
 
 
 @dataclass(frozen=True)
@@ -70,32 +70,32 @@ class SoftmaxRows:
 
     highest: Tensor  # [B], the row's largest logit
     exponentials: Tensor  # [B, K], exp(logits - highest)
-    rest: Tensor  # [B] float64, their sum without the 1 of the largest
+    tail: Tensor  # [B] float64, their sum without that of the largest logit, which is 1
 
 
 def softmax_rows(logits: Tensor) -> Iterator[SoftmaxRows]:
-    """Iterate over validated logits [N, K] in parts.
+    """Iterate over validated logits [N, K] in chunks.
 
     Exponentials keep the precision of the logits, whose rounding error is larger than theirs.
-    They are summed in float64, so that 1 / (1 + rest) distinguishes 1 - 1e-9 from 1 - 1e-12.
+    They are summed in float64, so that 1 / (1 + tail) distinguishes 1 - 1e-9 from 1 - 1e-12.
     """
-    for part in logits.split(max(1, PART // logits.shape[1])):
-        highest = part.amax(1, keepdim=True)
-        exponentials = (part - highest).exp_()
+    for chunk in logits.split(max(1, CHUNK_VALUES // logits.shape[1])):
+        highest = chunk.amax(1, keepdim=True)
+        exponentials = (chunk - highest).exp_()
         yield SoftmaxRows(highest[:, 0], exponentials, exponentials.sum(1, dtype=torch.float64) - 1)
 
 
-def hits(logits: Tensor, targets: Tensor, *, highest: Tensor, rest: Tensor) -> Tensor:
+def hits(logits: Tensor, targets: Tensor, *, highest: Tensor, tail: Tensor) -> Tensor:
     """Whether the predicted class is the target, bool [N]; of equal logits the first is predicted.
 
-    Searching for the largest logit costs more than everything else, so it is done only for rows
+    Searching for the largest logit costs more than all other steps, so it is done only for rows
     in which another logit may be equal.
     """
-    right = logits.gather(1, targets[:, None])[:, 0] == highest
-    doubtful = (right & (rest >= 1)).nonzero()[:, 0]  # an equal logit adds another 1
-    first = torch.from_numpy(logits[doubtful].numpy().argmax(1))
-    right[doubtful] = first == targets[doubtful]
-    return right
+    correct = logits.gather(1, targets[:, None])[:, 0] == highest
+    tied = (correct & (tail >= 1)).nonzero()[:, 0]  # an equal logit adds another 1
+    predicted = torch.from_numpy(logits[tied].numpy().argmax(1))
+    correct[tied] = predicted == targets[tied]
+    return correct
 
 
 # Adaptive ECE: sorted samples split evenly, or the edges of the official code.
@@ -114,7 +114,7 @@ class ReliabilityBins:
     samples: int  # N, including samples in no bin
 
     @property
-    def share(self) -> Tensor:
+    def fraction(self) -> Tensor:
         """[M] float64: the fraction of all samples in each bin."""
         return self.count.double() / self.samples
 
@@ -145,9 +145,9 @@ def top_label(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         logits, targets: [N, K] and [N], validated.
     """
-    parts = [(rows.highest, rows.rest) for rows in softmax_rows(logits)]
-    highest, rest = (torch.cat(part) for part in zip(*parts, strict=True))
-    return 1 / (1 + rest), hits(logits, targets, highest=highest, rest=rest).double()
+    chunks = [(rows.highest, rows.tail) for rows in softmax_rows(logits)]
+    highest, tail = (torch.cat(column) for column in zip(*chunks, strict=True))
+    return 1 / (1 + tail), hits(logits, targets, highest=highest, tail=tail).double()
 
 
 def inner_edges(bins: int, precision: torch.dtype) -> Tensor:
@@ -182,7 +182,7 @@ def equal_width(
             are rounded to float32 before they are compared, as in the official code.
     """
     bin_index = bin_of(confidence.to(precision), inner_edges(bins, precision))
-    return _averaged(confidence, correct, bin_index, bins)
+    return _mean_bins(confidence, correct, bin_index, bins)
 
 
 def equal_mass(
@@ -198,11 +198,11 @@ def equal_mass(
     Args:
         confidence, correct: [N] float64.
         variant: "split" sorts the samples and splits them evenly; the first N mod M bins get one
-            more. Equal confidences that fall on a border could go either way: they share their
-            mean correctness, so that the order of the samples does not matter. "code" puts edges
-            at every (N/M)-th sorted confidence, interpolated, as the official code of focal
-            calibration and its descendants does; bins are (l, u], so the samples at the lowest
-            confidence are in none, and equal confidences merge bins.
+            more. Samples of equal confidence at a border could go to either bin: each counts
+            with their mean correctness, so that the order of the samples does not matter. "code"
+            puts edges at every (N/M)-th sorted confidence, interpolated, as the official code of
+            focal calibration and its descendants does; bins are (l, u], so the samples at the
+            lowest confidence are in no bin, and equal confidences merge bins.
         precision: of the logits, to which "code" rounds confidences and edges.
     """
     check_bins(bins)
@@ -212,7 +212,7 @@ def equal_mass(
     _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
     correct = (torch.zeros(len(ties)).double().index_add_(0, tie, correct[order]) / ties)[tie]
     bin_index = torch.arange(bins).repeat_interleave(equal_sizes(len(order), bins))
-    return _averaged(confidence[order], correct, bin_index, bins)
+    return _mean_bins(confidence[order], correct, bin_index, bins)
 
 
 def equal_sizes(samples: int, bins: int) -> Tensor:
@@ -227,19 +227,23 @@ def _between_quantiles(
     ranks = np.linspace(0, samples, bins + 1)
     edges = np.interp(ranks, np.arange(samples), values.sort().values.numpy())
     bin_index = torch.bucketize(values, torch.from_numpy(edges).to(precision))
-    # Index 0 is at or below the lowest edge, in no bin.
-    every = _averaged(confidence, correct, bin_index, bins + 1)
-    return ReliabilityBins(every.count[1:], every.confidence[1:], every.accuracy[1:], samples)
+    # Index 0 holds samples at or below the lowest edge, which are in no bin.
+    all_bins = _mean_bins(confidence, correct, bin_index, bins + 1)
+    return ReliabilityBins(
+        all_bins.count[1:], all_bins.confidence[1:], all_bins.accuracy[1:], samples
+    )
 
 
-def _averaged(confidence: Tensor, correct: Tensor, bin_of: Tensor, bins: int) -> ReliabilityBins:
-    count = torch.bincount(bin_of, minlength=bins)
-    safe = count.clamp(min=1)  # an empty bin has sums 0
+def _mean_bins(
+    confidence: Tensor, correct: Tensor, bin_index: Tensor, bins: int
+) -> ReliabilityBins:
+    count = torch.bincount(bin_index, minlength=bins)
+    divisor = count.clamp(min=1)  # an empty bin has sums 0
     return ReliabilityBins(
         count=count,
-        confidence=torch.bincount(bin_of, confidence, minlength=bins) / safe,
-        accuracy=torch.bincount(bin_of, correct, minlength=bins) / safe,
-        samples=len(bin_of),
+        confidence=torch.bincount(bin_index, confidence, minlength=bins) / divisor,
+        accuracy=torch.bincount(bin_index, correct, minlength=bins) / divisor,
+        samples=len(bin_index),
     )
 
 
@@ -254,7 +258,7 @@ class ClassBins:
 
 
 class ClassBinsSum:
-    """Sums ClassBins over parts of the samples.
+    """Sums ClassBins over chunks of the samples.
 
     At most M - 1 of a row's probabilities lie above 1/M, so only those are binned; the lowest bin
     of a class is its total minus the other bins.
@@ -268,7 +272,7 @@ class ClassBinsSum:
         self.edges = inner_edges(bins, precision)
         self.samples = 0
         self.total = torch.zeros(num_classes, dtype=torch.float64)  # sum of p_k
-        self.high: list[tuple[Tensor, Tensor]] = []  # class and p_k of those above 1/M
+        self.high: list[tuple[Tensor, Tensor]] = []  # class k and p_k, where p_k is above 1/M
         self.of_target: list[tuple[Tensor, Tensor]] = []  # class y and p_y
 
     def add(self, probabilities: Tensor, targets: Tensor) -> None:
@@ -285,15 +289,15 @@ class ClassBinsSum:
         count = torch.zeros(self.shape, dtype=torch.int64)
         mass = torch.zeros(self.shape, dtype=torch.float64)
         if self.high:
-            classes, values = (torch.cat(part) for part in zip(*self.high, strict=True))
+            classes, values = (torch.cat(column) for column in zip(*self.high, strict=True))
             cells = self._flat_cell(classes, values)
             size = count.numel()
             count += torch.bincount(cells, minlength=size).view(self.shape)
             mass += torch.bincount(cells, values.double(), minlength=size).view(self.shape)
         count[:, 0] = self.samples - count.sum(1)
-        # Rounding errors could make it negative.
+        # Rounding errors could make the difference negative.
         mass[:, 0] = (self.total - mass.sum(1)).clamp(min=0)
-        targets, values = (torch.cat(part) for part in zip(*self.of_target, strict=True))
+        targets, values = (torch.cat(column) for column in zip(*self.of_target, strict=True))
         cells = self._flat_cell(targets, values)
         positives = torch.bincount(cells, minlength=count.numel()).view(self.shape)
         return ClassBins(self.samples, count, mass, positives)
@@ -316,24 +320,24 @@ class Predictions:
 
 def read_predictions(logits: Tensor, targets: Tensor, bins: int) -> Predictions:
     """The predictions of validated logits [N, K] and targets [N], in one pass."""
-    parts, start = [], 0
+    chunks, start = [], 0
     classes = ClassBinsSum(logits.shape[1], bins, precision=logits.dtype)
     for rows in softmax_rows(logits):
-        row_targets = targets[start : start + len(rows.rest)]
+        row_targets = targets[start : start + len(rows.tail)]
         start += len(row_targets)
-        probabilities = rows.exponentials.div_((1 + rows.rest).to(logits.dtype)[:, None])
+        probabilities = rows.exponentials.div_((1 + rows.tail).to(logits.dtype)[:, None])
         classes.add(probabilities, row_targets)
         p_target = probabilities.gather(1, row_targets[:, None])[:, 0]
         squares = torch.linalg.vecdot(probabilities, probabilities)
-        parts.append((rows.highest, rows.rest, p_target.double(), squares.double()))
-    highest, rest, p_target, squares = (torch.cat(part) for part in zip(*parts, strict=True))
-    behind = highest - logits.gather(1, targets[:, None])[:, 0]
-    others = (squares - p_target.square()).clamp(min=0)  # below 0 by rounding alone
+        chunks.append((rows.highest, rows.tail, p_target.double(), squares.double()))
+    highest, tail, p_target, squares = (torch.cat(column) for column in zip(*chunks, strict=True))
+    shortfall = highest - logits.gather(1, targets[:, None])[:, 0]
+    other_squares = (squares - p_target.square()).clamp(min=0)  # below 0 by rounding alone
     return Predictions(
-        confidence=1 / (1 + rest),
-        correct=hits(logits, targets, highest=highest, rest=rest).double(),
-        nll=rest.log1p() + behind.double(),
-        brier=(1 - p_target).square() + others,
+        confidence=1 / (1 + tail),
+        correct=hits(logits, targets, highest=highest, tail=tail).double(),
+        nll=tail.log1p() + shortfall.double(),
+        brier=(1 - p_target).square() + other_squares,
         precision=logits.dtype,
         classes=classes.finish(),
     )

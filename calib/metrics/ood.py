@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
-from semix.calib.metrics.one_pass import PART
+from semix.calib.metrics.one_pass import CHUNK_VALUES
 from torch import Tensor
 from torch.distributions import Categorical
 
@@ -14,7 +14,7 @@ class OodMetrics:
     """Both are fractions in [0, 1]."""
 
     auroc: float  # chance that an in-distribution image scores above an OOD one; ties count half
-    fpr95: float  # share of OOD images accepted where 95 % of the in-distribution ones are
+    fpr95: float  # fraction of OOD images accepted at 95 % acceptance of in-distribution images
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -27,7 +27,7 @@ def ood_metrics(in_scores: Tensor, out_scores: Tensor) -> OodMetrics:
         in_scores, out_scores: [N] and [M] float, higher means more in-distribution:
             `max_probability`, the usual one, or `negative_entropy`.
     Raises:
-        ValueError: a set is empty, not one-dimensional or holds a value that is not finite.
+        ValueError: scores are empty, not one-dimensional or not finite.
     """
     in_scores, out_scores = _scores("in_scores", in_scores), _scores("out_scores", out_scores)
     fpr95 = _false_positive_rate(in_scores, out_scores)
@@ -36,29 +36,29 @@ def ood_metrics(in_scores: Tensor, out_scores: Tensor) -> OodMetrics:
 
 def max_probability(logits: Tensor) -> Tensor:
     """Largest softmax probability of float [N, K], float64 [N]: Hendrycks and Gimpel 2017."""
-    return _by_part(logits, lambda part: part.softmax(1).amax(1))
+    return _by_chunk(logits, lambda chunk: chunk.softmax(1).amax(1))
 
 
 def negative_entropy(logits: Tensor) -> Tensor:
-    """Minus the entropy of softmax in nats, of float [N, K], float64 [N]: 0 is the surest."""
-    return _by_part(logits, lambda part: -Categorical(logits=part).entropy())
+    """Minus the entropy of softmax in nats, of float [N, K], float64 [N]; 0: most confident."""
+    return _by_chunk(logits, lambda chunk: -Categorical(logits=chunk).entropy())
 
 
-def _by_part(logits: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
-    # In float32 the surest images would all have the probability 1.
-    parts = logits.detach().cpu().split(max(1, PART // logits.shape[1]))
-    return torch.cat([score(part.double()) for part in parts])
+def _by_chunk(logits: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
+    # In float32 the most confident images would all have the probability 1.
+    chunks = logits.detach().cpu().split(max(1, CHUNK_VALUES // logits.shape[1]))
+    return torch.cat([score(chunk.double()) for chunk in chunks])
 
 
 def _auroc(in_scores: Tensor, out_scores: Tensor) -> float:
     ordered = out_scores.sort().values
-    below = torch.searchsorted(ordered, in_scores)  # OOD scores < this one
-    upto = torch.searchsorted(ordered, in_scores, right=True)  # <= this one
-    return ((below + upto).double().mean() / (2 * len(out_scores))).item()
+    below = torch.searchsorted(ordered, in_scores)  # OOD scores < each score
+    at_most = torch.searchsorted(ordered, in_scores, right=True)  # OOD scores <= each score
+    return ((below + at_most).double().mean() / (2 * len(out_scores))).item()
 
 
 def _false_positive_rate(in_scores: Tensor, out_scores: Tensor) -> float:
-    # The highest score that still accepts 95 % of the in-distribution images: one of theirs.
+    # The highest score that still accepts 95 % of the in-distribution images, one of their scores.
     threshold = in_scores.sort().values[len(in_scores) * 5 // 100]
     return (out_scores >= threshold).double().mean().item()
 

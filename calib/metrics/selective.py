@@ -14,11 +14,11 @@ class Selective:
     """Fractions in [0, 1].
 
     Attributes:
-        aurc: mean over k of the share of errors among the k most confident.
+        aurc: mean over k of the fraction of errors among the k most confident.
         augrc: area under (errors among the k most confident) / N over k / N from 1 / N to 1,
-            in parts of that width.
+            in steps of 1 / N.
         coverage_at_5_risk: the largest k / N at which at most 5 % of the k are errors; 0 if none.
-        risk_at_80_coverage: the share of errors among the most confident 80 %.
+        risk_at_80_coverage: the fraction of errors among the most confident 80 %.
     """
 
     aurc: float
@@ -30,8 +30,7 @@ class Selective:
 def selective(confidence: Tensor, correct: Tensor) -> Selective:
     """The measures of selective prediction.
 
-
-    Samples of equal confidence share their mean error, the expectation over their orders.
+    Samples of equal confidence each count with their mean error, the expectation over their orders.
 
     Args:
         confidence, correct: [N] float64.
@@ -47,10 +46,12 @@ def selective(confidence: Tensor, correct: Tensor) -> Selective:
     samples = len(order)
     risk = mistakes / torch.arange(1, samples + 1, dtype=torch.float64)
     admissible = (risk <= RISK).nonzero()
-    joint = mistakes / samples
+    generalised_risk = mistakes / samples
     return Selective(
         aurc=risk.mean().item(),
-        augrc=torch.trapezoid(joint).item() / (samples - 1) if samples > 1 else joint.item(),
+        augrc=torch.trapezoid(generalised_risk).item() / (samples - 1)
+        if samples > 1
+        else generalised_risk.item(),
         coverage_at_5_risk=(int(admissible[-1]) + 1) / samples if len(admissible) else 0.0,
         risk_at_80_coverage=risk[math.ceil(samples * COVERAGE) - 1].item(),
     )

@@ -34,9 +34,9 @@ def variational_error(
 
 
 def top_label_error(confidence: Tensor, correct: Tensor) -> float:
-    """The bound for the top label: E |P(correct | confidence) - confidence|, what ECE estimates.
+    """The bound on E |P(correct | confidence) - confidence| of the top label, which ECE estimates.
 
-    P is isotonic regression in five stratified folds, each fitted on the other four. With fewer
+    P is isotonic regression, fitted for each of five stratified folds on the other four. With fewer
     than ten samples it is 0.
 
     Args:
@@ -53,7 +53,7 @@ def top_label_error(confidence: Tensor, correct: Tensor) -> float:
 
 
 def cross_fitted(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """P(correct | confidence), [N], each sample's from the folds without it."""
+    """P(correct | confidence), [N]; the fit for each sample is on the folds without it."""
     from sklearn.isotonic import IsotonicRegression  # takes a second to import
     from sklearn.model_selection import StratifiedKFold
 
@@ -62,8 +62,8 @@ def cross_fitted(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sklearn warns if there are fewer errors than folds
         splits = list(splitter.split(confidence, correct))
-    for rest, fold in splits:
+    for other_folds, fold in splits:
         fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-        fitted.fit(confidence[rest], correct[rest].astype(float))
+        fitted.fit(confidence[other_folds], correct[other_folds].astype(float))
         probability[fold] = fitted.predict(confidence[fold])
     return probability

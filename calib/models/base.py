@@ -20,7 +20,7 @@ class ImageClassifier(nn.Module):
     """
 
     num_features: int  # D
-    image_size: int | None = None  # S, where it takes no other
+    image_size: int | None = None  # S, where it takes images of one size only
     features: nn.Module
     classifier: nn.Module
 
@@ -32,7 +32,7 @@ class ImageClassifier(nn.Module):
     @torch.no_grad()
     def map_side(self, images: Tensor) -> int | None:
         """Side of the last feature map before pooling; None if there is none."""
-        pools = [part for part in self.features.modules() if isinstance(part, nn.AdaptiveAvgPool2d)]
+        pools = [m for m in self.features.modules() if isinstance(m, nn.AdaptiveAvgPool2d)]
         sides: list[int] = []
         hook = pools[-1].register_forward_pre_hook(lambda _, maps: sides.append(maps[0].shape[-1]))
         self.features(images)
@@ -40,22 +40,22 @@ class ImageClassifier(nn.Module):
         return sides[-1]
 
     def freezing_order(self) -> list[nn.Module]:
-        """The parts from the output down: classifier, last block, ..., stem.
+        """The modules to freeze, from the output down: classifier, last block, ..., stem.
 
-        Every parameter is in exactly one of them.
+        Every parameter is in exactly one of these modules.
         """
-        return [self.classifier, *reversed(parameterised(self.features.children()))]
+        return [self.classifier, *reversed(modules_with_parameters(self.features.children()))]
 
 
-def parameterised(parts: Iterable[nn.Module]) -> list[nn.Module]:
-    """The parts that have parameters, in order."""
-    return [part for part in parts if any(True for _ in part.parameters())]
+def modules_with_parameters(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules that have parameters, in order."""
+    return [module for module in modules if any(True for _ in module.parameters())]
 
 
 log = logging.getLogger("semix.train")
 
 Tensors = dict[str, Tensor]
-BATCHES = "num_batches_tracked"  # of a batch norm; left out of many files, and without effect
+BATCH_COUNTER = "num_batches_tracked"  # of a batch norm; without effect, so many files leave it out
 
 
 def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
@@ -65,8 +65,8 @@ def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
         last: name of the last layer, which keeps its fresh weights if the file has none or those
             of another number of classes.
     Raises:
-        InputError: no such file, no safetensors, or a tensor that is missing, left over or of
-            another shape: the first is named.
+        InputError: the file does not exist or is not safetensors, or a tensor is missing,
+            superfluous or of another shape; the message names the first such tensor.
     """
     state = network.state_dict()
     on_meta = any(tensor.is_meta for tensor in state.values())
@@ -80,7 +80,9 @@ def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
         return
     network.load_state_dict({**state, **weights})
     if fresh:
-        log.info("%s: its last layer %s is of other classes and begins afresh", path, last)
+        log.info(
+            "%s: its last layer %s has other classes and starts with fresh weights", path, last
+        )
 
 
 def _read(path: Path, *, header_only: bool) -> Tensors:
@@ -93,8 +95,8 @@ def _read(path: Path, *, header_only: bool) -> Tensors:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        remedy = f"is no safetensors file ({error}); convert it first"
-        raise InputError("model.weights", path, remedy) from None
+        problem = f"is no safetensors file ({error}); convert it first"
+        raise InputError("model.weights", path, problem) from None
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
@@ -114,9 +116,9 @@ def _has_other_classes(weights: Tensors, state: Tensors, layer: tuple[str, str])
 
 def _check_state_fits(weights: Tensors, state: Tensors, expected: set[str], path: Path) -> None:
     for name in [*(name for name in state if name in expected), *weights]:
-        if name not in weights and name.endswith(BATCHES):
+        if name not in weights and name.endswith(BATCH_COUNTER):
             continue
-        shapes = [tuple(part[name].shape) if name in part else "none" for part in (weights, state)]
+        shapes = [tuple(t[name].shape) if name in t else "none" for t in (weights, state)]
         if shapes[0] != shapes[1]:
             remedy = f"the network has {shapes[1]}; is it of this architecture?"
             raise InputError(f"{path}: {name}", shapes[0], remedy)

@@ -8,7 +8,7 @@ from semix.calib.models import build_model
 from torch.utils.flop_counter import FlopCounterMode
 
 # Sides of the last feature map. Networks are designed to end in maps of 4 to 8 pixels; larger
-# ones cost much for no gain in accuracy, smaller ones lose where things are in the image.
+# ones cost much for no gain in accuracy, smaller ones lose the positions of things in the image.
 SMALLEST_MAP, LARGEST_MAP = 2, 16
 
 
@@ -20,7 +20,7 @@ class Complexity:
         name: of the model, with its stem.
         side: of its images, pixels.
         gmac: billions of multiply-accumulate operations per image, forward.
-        parameters: weights that are learnt.
+        parameters: number of trainable weights.
         map_side: of the last feature map; None if the features are tokens.
     """
 
@@ -38,16 +38,16 @@ class Complexity:
 
     @property
     def remedy(self) -> str:
-        """The remedy for a stem that does not fit the images; empty if it fits."""
+        """How the stem does not fit the images, and what to choose; empty if it fits."""
         if self.map_side is None or SMALLEST_MAP <= self.map_side <= LARGEST_MAP:
             return ""
         if self.map_side > LARGEST_MAP:
-            text = f"its stem is for smaller images: the last map is larger than {LARGEST_MAP} x"
+            problem = f"its stem is for smaller images: the last map is larger than {LARGEST_MAP} x"
             choice = "resnet18 to resnet152 with `stem: imagenet`, or a network of timm"
-            return f"{text} {LARGEST_MAP}; choose {choice}, or a smaller real.image_size"
-        text = f"it is made for larger images: the last map is smaller than {SMALLEST_MAP} x"
+            return f"{problem} {LARGEST_MAP}; choose {choice}, or a smaller real.image_size"
+        problem = f"it is made for larger images: the last map is smaller than {SMALLEST_MAP} x"
         choice = "resnet18 to resnet152 with `stem: small`, resnet8 to resnet110"
-        return f"{text} {SMALLEST_MAP}; choose {choice}, or a larger real.image_size"
+        return f"{problem} {SMALLEST_MAP}; choose {choice}, or a larger real.image_size"
 
     @property
     def _map(self) -> str:
@@ -72,7 +72,7 @@ def complexity(config: TrainConfig, num_classes: int) -> Complexity:
     return Complexity(
         f"{name}{stem}",
         side,
-        counter.get_total_flops() / 2e9,  # a multiplication and an addition are two of them
+        counter.get_total_flops() / 2e9,  # a multiplication and an addition count as two
         sum(parameter.numel() for parameter in network.parameters()),
         map_side,
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from semix.calib.config import EITHER_STEM, IMAGENET_STEM, SMALL_STEM
-from semix.calib.models.base import ImageClassifier, parameterised
+from semix.calib.models.base import ImageClassifier, modules_with_parameters
 from semix.calib.parameters import in_range, one_of
 from torch import Tensor, nn
 from torch.nn import functional
@@ -51,7 +51,7 @@ class Bottleneck(nn.Module):
 
 
 class PreActivationBlock(nn.Module):
-    """Two 3x3 convolutions, each after its norm and ReLU; a bare projection beside them."""
+    """Two 3x3 convolutions, each after its norm and ReLU; the shortcut projects without a norm."""
 
     expansion = 1
 
@@ -81,8 +81,8 @@ def stage(
 ) -> nn.Sequential:
     """Blocks in a row, the first of which changes the shape; channels x expansion come out."""
     first = block(channels_in, channels, stride=stride)
-    rest = [block(channels * block.expansion, channels, stride=1) for _ in range(blocks - 1)]
-    return nn.Sequential(first, *rest)
+    later = [block(channels * block.expansion, channels, stride=1) for _ in range(blocks - 1)]
+    return nn.Sequential(first, *later)
 
 
 def projection(channels_in: int, channels: int, *, stride: int) -> nn.Module:
@@ -122,7 +122,7 @@ def convolution(channels_in: int, channels: int, size: int, *, stride: int = 1) 
 # Three stages of basic blocks, depth = 6n + 2: He et al. 2016, section 4.2.
 THREE_STAGES = {8: 1, 14: 2, 20: 3, 32: 5, 44: 7, 56: 9, 110: 18}
 # Four stages: He et al. 2016, table 1. The last is the ResNet-110 of
-# focal_calibration and the papers that build on it, 32 times as large as the one above.
+# focal_calibration and the papers that build on it, 32 times as large as resnet110 above.
 FOUR_STAGES: dict[str, tuple[type[Block], tuple[int, ...]]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
     "resnet34": (BasicBlock, (3, 4, 6, 3)),
@@ -142,13 +142,13 @@ class ResNet(ImageClassifier):
 
     Args:
         num_classes: K.
-        block: of which the stages consist.
-        blocks: in each stage.
+        block: kind of block in the stages.
+        blocks: number of blocks in each stage.
         widths: channels of each stage, before the block's expansion.
         stem: channels of the first convolution.
         grid: the last map is averaged to grid x grid pixels, all of which are features, so
             D = grid^2 expansion widths[-1].
-        imagenet_stem: for large images.
+        imagenet_stem: use the stem of ImageNet, for large images.
     """
 
     def __init__(
@@ -163,26 +163,26 @@ class ResNet(ImageClassifier):
         imagenet_stem: bool = False,
     ) -> None:
         super().__init__()
-        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        modules: OrderedDict[str, nn.Module] = OrderedDict()
         first = convolution(3, stem, 7, stride=2) if imagenet_stem else convolution(3, stem, 3)
         layers: list[nn.Module] = [first, nn.BatchNorm2d(stem), nn.ReLU()]
         if imagenet_stem:
             layers.append(nn.MaxPool2d(3, stride=2, padding=1))
-        parts["stem"] = nn.Sequential(*layers)
+        modules["stem"] = nn.Sequential(*layers)
         channels = stem
         for number, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
-            parts[f"stage{number}"] = stage(
+            modules[f"stage{number}"] = stage(
                 block, channels, width, blocks=count, stride=1 if number == 1 else 2
             )
             channels = width * block.expansion
-        parts["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(grid), nn.Flatten())
+        modules["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(grid), nn.Flatten())
         self.num_features = channels * grid**2
-        self.features: nn.Module = nn.Sequential(parts)
+        self.features: nn.Module = nn.Sequential(modules)
         self.classifier: nn.Module = nn.Linear(self.num_features, num_classes)
 
     def freezing_order(self) -> list[nn.Module]:
-        """Classifier, blocks from the last to the first, stem: 10 parts of a ResNet-18."""
-        stem, *stages = parameterised(self.features.children())
+        """Classifier, blocks from the last to the first, stem: 10 modules of a ResNet-18."""
+        stem, *stages = modules_with_parameters(self.features.children())
         blocks = [block for stage in stages for block in stage.children()]
         return [self.classifier, *reversed(blocks), stem]
 
@@ -229,11 +229,11 @@ RESNETS: dict[str, Callable[..., ResNet]] = {
     f"resnet{depth}": _three_stages(blocks) for depth, blocks in THREE_STAGES.items()
 }
 RESNETS |= {
-    name: _of_either_stem(*parts) if name in EITHER_STEM else _four_stages(*parts, grid=1)
-    for name, parts in FOUR_STAGES.items()
+    name: _of_either_stem(*layout) if name in EITHER_STEM else _four_stages(*layout, grid=1)
+    for name, layout in FOUR_STAGES.items()
 }
 # As in the official calibration code for Tiny-ImageNet, 64 pixels.
-RESNETS |= {f"{name}_tiny": _four_stages(*parts, grid=2) for name, parts in FOUR_STAGES.items()}
+RESNETS |= {f"{name}_tiny": _four_stages(*layout, grid=2) for name, layout in FOUR_STAGES.items()}
 
 
 STEM = 16  # channels of the first convolution
@@ -244,7 +244,7 @@ class WideResNet(ImageClassifier):
 
     Args:
         num_classes: K.
-        blocks: n, in each stage.
+        blocks: n, number of blocks in each stage.
         widening: k; stages have 16k, 32k and 64k channels, the last is D.
 
     Source: Zagoruyko and Komodakis 2016, table 1, without dropout.
@@ -253,20 +253,20 @@ class WideResNet(ImageClassifier):
     def __init__(self, num_classes: int, *, blocks: int, widening: int) -> None:
         super().__init__()
         widths = [STEM * widening * factor for factor in (1, 2, 4)]
-        parts: OrderedDict[str, nn.Module] = OrderedDict(stem=convolution(3, STEM, 3))
-        for number, (before, width) in enumerate(zip([STEM, *widths], widths, strict=False), 1):
-            parts[f"stage{number}"] = stage(
-                PreActivationBlock, before, width, blocks=blocks, stride=1 if number == 1 else 2
+        modules: OrderedDict[str, nn.Module] = OrderedDict(stem=convolution(3, STEM, 3))
+        for number, (inputs, width) in enumerate(zip([STEM, *widths], widths, strict=False), 1):
+            modules[f"stage{number}"] = stage(
+                PreActivationBlock, inputs, width, blocks=blocks, stride=1 if number == 1 else 2
             )
-        parts["norm"] = nn.BatchNorm2d(widths[-1])
-        parts["pool"] = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        modules["norm"] = nn.BatchNorm2d(widths[-1])
+        modules["pool"] = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.num_features = widths[-1]
-        self.features: nn.Module = nn.Sequential(parts)
+        self.features: nn.Module = nn.Sequential(modules)
         self.classifier: nn.Module = nn.Linear(self.num_features, num_classes)
 
     def freezing_order(self) -> list[nn.Module]:
         """Classifier, the last norm, blocks from the last to the first, stem."""
-        stem, *stages, norm = parameterised(self.features.children())
+        stem, *stages, norm = modules_with_parameters(self.features.children())
         blocks = [block for stage in stages for block in stage.children()]
         return [self.classifier, norm, *reversed(blocks), stem]
 
@@ -304,8 +304,8 @@ class DenseLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.conv1(functional.relu(self.norm1(x)))
-        new = self.conv2(functional.relu(self.norm2(inner)))
-        return torch.cat([x, new], dim=1)
+        added = self.conv2(functional.relu(self.norm2(inner)))
+        return torch.cat([x, added], dim=1)
 
 
 class DenseNet(ImageClassifier):
@@ -324,19 +324,19 @@ class DenseNet(ImageClassifier):
     def __init__(self, num_classes: int, *, blocks: Sequence[int], growth: int) -> None:
         super().__init__()
         channels = 2 * growth
-        parts: OrderedDict[str, nn.Module] = OrderedDict(stem=convolution(3, channels, 3))
+        modules: OrderedDict[str, nn.Module] = OrderedDict(stem=convolution(3, channels, 3))
         for number, layers in enumerate(blocks, start=1):
             if number > 1:
-                parts[f"transition{number - 1}"] = _transition(channels, channels // 2)
+                modules[f"transition{number - 1}"] = _transition(channels, channels // 2)
                 channels //= 2
-            parts[f"dense{number}"] = nn.Sequential(
+            modules[f"dense{number}"] = nn.Sequential(
                 *[DenseLayer(channels + growth * n, growth) for n in range(layers)]
             )
             channels += growth * layers
-        parts["norm"] = nn.BatchNorm2d(channels)
-        parts["pool"] = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        modules["norm"] = nn.BatchNorm2d(channels)
+        modules["pool"] = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.num_features = channels
-        self.features: nn.Module = nn.Sequential(parts)
+        self.features: nn.Module = nn.Sequential(modules)
         self.classifier: nn.Module = nn.Linear(channels, num_classes)
 
 

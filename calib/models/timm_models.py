@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from semix.calib.models.base import ImageClassifier, load_weights, parameterised
+from semix.calib.models.base import ImageClassifier, load_weights, modules_with_parameters
 from semix.calib.parameters import in_range, one_of
 from semix.data.errors import InputError
 from torch import Tensor, nn
@@ -22,11 +22,11 @@ class TimmClassifier(ImageClassifier):
         architecture: a name of `timm.list_models()`, such as "resnet50".
         weights: a safetensors file of that architecture; None begins with fresh weights. Its last
             layer is left out if it has another number of classes. If it is for another image size,
-            timm resamples its position embeddings. On the meta device only its header is read,
-            and must fit.
+            timm resamples its position embeddings. On the meta device only the file's header
+            is read and checked.
         feature: "post_norm" is the input of the last layer. "pre_norm" is the input of the last
             layer norm of a vision transformer, and puts that norm before the last layer: the
-            logits are the same, the features keep their length.
+            logits are the same, the features are not normalised.
         image_size: pixels, for architectures of a fixed size, such as vision transformers; None
             keeps the architecture's size.
     Raises:
@@ -49,10 +49,10 @@ class TimmClassifier(ImageClassifier):
             what = "give a whole number of pixels"
             in_range("model.image_size", image_size, low=1, what=what, whole=True)
         with torch.device("meta"):  # shapes only; draws no random numbers
-            plan = _create(architecture, num_classes, image_size)
-            name = _name_of_last_layer(plan, architecture, image_size)
-        if image_size is not None or plan.pretrained_cfg.get("fixed_input_size"):
-            self.image_size = image_size or plan.pretrained_cfg["input_size"][-1]
+            meta = _create(architecture, num_classes, image_size)
+            name = _name_of_last_layer(meta, architecture, image_size)
+        if image_size is not None or meta.pretrained_cfg.get("fixed_input_size"):
+            self.image_size = image_size or meta.pretrained_cfg["input_size"][-1]
         network = _create(architecture, num_classes, image_size)
         if weights is not None:
             load_weights(network, Path(weights), last=name)
@@ -63,7 +63,7 @@ class TimmClassifier(ImageClassifier):
         self.features: nn.Module = network
         self.classifier: nn.Module = last
         if feature == "pre_norm":
-            norm = _take_norm(network, architecture)
+            norm = _remove_norm(network, architecture)
             self.classifier = nn.Sequential(OrderedDict(norm=norm, linear=last))
 
     @torch.no_grad()
@@ -75,18 +75,18 @@ class TimmClassifier(ImageClassifier):
         return int(shape[1 if getattr(network, "output_fmt", "NCHW") == "NHWC" else -1])
 
     def freezing_order(self) -> list[nn.Module]:
-        """Classifier, then the network's parts from the last to the first."""
+        """Classifier, then the network's modules from the last to the first."""
         direct = nn.ParameterList(self.features.parameters(recurse=False))  # such as a class token
-        parts = [direct, *(part for child in self.features.children() for part in _blocks(child))]
-        return [self.classifier, *reversed(parameterised(parts))]
+        blocks = [block for child in self.features.children() for block in _blocks(child)]
+        return [self.classifier, *reversed(modules_with_parameters([direct, *blocks]))]
 
 
 def _create(architecture: str, num_classes: int, image_size: int | None) -> Any:
     import timm  # takes seconds
 
     if not timm.is_model(architecture):
-        close = difflib.get_close_matches(architecture, timm.list_models(), n=5)
-        remedy = f"did you mean {', '.join(close)}?" if close else "see timm.list_models()"
+        matches = difflib.get_close_matches(architecture, timm.list_models(), n=5)
+        remedy = f"did you mean {', '.join(matches)}?" if matches else "see timm.list_models()"
         raise InputError("model.architecture", architecture, remedy)
     size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
     try:
@@ -123,7 +123,7 @@ def _features(network: Any, architecture: str, image_size: int | None) -> Tensor
     return features
 
 
-def _take_norm(network: Any, architecture: str) -> nn.Module:
+def _remove_norm(network: Any, architecture: str) -> nn.Module:
     """Remove the norm right before the last layer from the network, and return it."""
     name = "fc_norm" if isinstance(getattr(network, "fc_norm", None), nn.LayerNorm) else "norm"
     norm = getattr(network, name, None)
@@ -135,7 +135,7 @@ def _take_norm(network: Any, architecture: str) -> nn.Module:
     raise InputError("model.feature", "pre_norm", remedy)
 
 
-def _blocks(part: nn.Module) -> list[nn.Module]:
-    """A part in a list, or the parts of a sequence, recursively."""
-    is_list = isinstance(part, nn.Sequential | nn.ModuleList)
-    return [leaf for child in part.children() for leaf in _blocks(child)] if is_list else [part]
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """The module in a list, or the modules of a sequence, recursively."""
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList)
+    return [leaf for child in module.children() for leaf in _blocks(child)] if is_list else [module]

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from semix.calib.corruptions import EXTRA, STANDARD, corrupt
-from semix.calib.corruptions.severities import PUBLISHED, published
+from semix.calib.corruptions.severities import PUBLISHED, published_constants
 from semix.data.errors import InputError
 from semix.data.real import RealDataConfig, load_real
 
@@ -45,9 +45,11 @@ def test_there_are_fifteen_and_four():
 
 
 def test_constants_are_those_of_the_nearest_published_size():
-    constants = {size: published("gaussian_noise", 5, size=size) for size in (16, 45, 46, 119, 120)}
+    constants = {
+        size: published_constants("gaussian_noise", 5, size=size) for size in (16, 45, 46, 119, 120)
+    }
     assert constants == {16: 0.1, 45: 0.1, 46: 0.18, 119: 0.18, 120: 0.38}
-    assert published("motion_blur", 1, size=32) == (6, 1)
+    assert published_constants("motion_blur", 1, size=32) == (6, 1)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 224])
@@ -72,7 +74,7 @@ def test_an_image_does_not_depend_on_those_beside_it(name, monkeypatch):
             for start, stop in ((0, 1), (1, 3), (3, 7))
         ]
         assert (np.concatenate(chunks) == expected).all()
-    monkeypatch.setattr("semix.calib.corruptions.AT_ONCE", 2 * images[0].size)
+    monkeypatch.setattr("semix.calib.corruptions.STACK_VALUES", 2 * images[0].size)
     assert (corrupt(images, name, severity, seed=3, first=10) == expected).all()
 
 

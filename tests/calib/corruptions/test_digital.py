@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from semix.calib.corruptions import corrupt
 from semix.calib.corruptions.digital import _affine_coordinates
-from semix.calib.corruptions.pixels import mirrored, read_at, reflected
+from semix.calib.corruptions.pixels import interpolate_at, mirrored, reflected
 
 
 def even(*colour: int, size: int = 32) -> np.ndarray:
@@ -62,9 +62,9 @@ def test_borders_mirror_at_the_pixel_or_at_the_edge():
 def test_images_are_read_between_their_pixels():
     images = np.array([[0.0, 4.0], [8.0, 20.0]], dtype=np.float32)[None, :, :, None]
     rows, columns = np.array([[[0.0, 0.5], [1.0, 0.25]]]), np.array([[[0.5, 0.0], [-0.5, 1.0]]])
-    output = read_at(images, rows, columns, border=reflected)[0, :, :, 0]
+    output = interpolate_at(images, rows, columns, border=reflected)[0, :, :, 0]
     assert output.tolist() == [[2.0, 4.0], [8.0, 8.0]]
-    assert read_at(images, rows, columns, border=mirrored)[0, 1, 0, 0] == 14.0
+    assert interpolate_at(images, rows, columns, border=mirrored)[0, 1, 0, 0] == 14.0
 
 
 def test_an_affine_map_takes_the_corners_where_it_says():

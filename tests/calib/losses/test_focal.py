@@ -232,5 +232,5 @@ def test_health_is_the_range_of_gammas():
 
 
 def test_no_validation_images_are_named():
-    with pytest.raises(ValueError, match=r"validation has 0 images: AdaFocal sets its gammas by"):
+    with pytest.raises(ValueError, match=r"validation has 0 images: AdaFocal derives its gammas"):
         ada_focal().end_epoch(Validation([], []))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from semix.calib.losses import REAL_LOSSES, build_loss, build_mixed_loss, build_training_loss
-from semix.calib.losses.base import Outputs, RealLoss, all_rows
+from semix.calib.losses.base import Outputs, RealLoss, gather_rows
 from semix.data.errors import InputError
 from torch import Tensor
 from torch.nn import functional
@@ -260,4 +260,4 @@ def test_two_processes_train_as_one(name: str, two_processes: list[dict[str, Any
 
 def test_a_process_alone_keeps_its_rows():
     rows = torch.arange(6.0).view(3, 2).requires_grad_()
-    assert all_rows(rows, training=True) is rows
+    assert gather_rows(rows, training=True) is rows

@@ -444,9 +444,9 @@ def test_frozen_weights_stay_and_statistics_follow(make_batch, optimiser):
 def test_what_is_frozen_is_a_function_of_the_epoch_alone():
     resumed = build_method("plp", 5)
     resumed.start_epoch(TwoLayers(), 5, 6)
-    assert resumed.frozen == 2
+    assert resumed.num_frozen == 2
     resumed.start_epoch(TwoLayers(), 0, 6)
-    assert resumed.frozen == 0
+    assert resumed.num_frozen == 0
 
 
 def test_a_resnet_is_frozen_down_to_its_stem():

@@ -60,7 +60,7 @@ def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch):
     assert bootstrap_intervals(logits, targets, resamples=30) == first
     assert bootstrap_intervals(logits, targets, resamples=30, seed=1) != first
     # The draws do not depend on how many of them fit into memory at once.
-    monkeypatch.setattr("semix.calib.metrics.bootstrap.AT_ONCE", 200)
+    monkeypatch.setattr("semix.calib.metrics.bootstrap.BLOCK_INDICES", 200)
     chunked = bootstrap_intervals(logits, targets, resamples=30)
     assert chunked == {name: pytest.approx(interval) for name, interval in first.items()}
 

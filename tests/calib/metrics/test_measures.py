@@ -123,7 +123,7 @@ def test_adaptive_ece_in_the_variant_of_the_official_code(levels: int):
 def test_the_official_variant_leaves_out_the_lowest_confidence():
     confidence = torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64)
     bins = equal_mass(confidence, torch.zeros(3).double(), 1, variant="code")
-    assert (bins.count.tolist(), bins.share.tolist()) == ([2], [pytest.approx(2 / 3)])
+    assert (bins.count.tolist(), bins.fraction.tolist()) == ([2], [pytest.approx(2 / 3)])
     same = equal_mass(torch.full((9,), 0.8).double(), torch.ones(9).double(), 15, variant="code")
     assert expected_error(same) == 0
 

@@ -74,7 +74,7 @@ def test_a_last_layer_of_other_classes_begins_afresh(
     peer = save_peer(path, "test_resnet", num_classes=1000)
     with caplog.at_level(logging.INFO, logger="semix.train"):
         model = build("test_resnet", 7, weights=str(path))
-    assert "last layer fc is of other classes and begins afresh" in caplog.text
+    assert "last layer fc has other classes and starts with fresh weights" in caplog.text
     assert model.classifier.weight.shape == (7, peer.fc.in_features)
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
