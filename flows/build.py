@@ -66,14 +66,15 @@ def build(
     Returns:
         The root, with every selected shard committed and an index written.
     Raises:
-        InputError: the config or the place cannot be used; nothing was started.
+        InputError: `config` or `out` cannot be used; nothing was started.
         BuildFailed: names the failed shards and the command to go on.
     """
-    source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
-    root = create_root(load_config(BuildConfig, source, overrides), out)
-    file = "" if isinstance(config, BuildConfig) else whole_path(config)  # else plan.json has it
-    overrides_used = overrides if file else root.overrides
-    return _run_build(root, file, overrides_used, slots=slots, selection=selection, full=full)
+    config_source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
+    root = create_root(load_config(BuildConfig, config_source, overrides), out)
+    # The flow reads the settings of a BuildConfig from plan.json.
+    path = "" if isinstance(config, BuildConfig) else whole_path(config)
+    used_overrides = overrides if path else root.overrides
+    return _run_build(root, path, used_overrides, slots=slots, selection=selection, full=full)
 
 
 def resume(
@@ -86,7 +87,7 @@ def resume(
 ) -> Root:
     """Continue a root from its store alone; otherwise as `build`.
 
-    Damaged parts are quarantined and made again: committed shards whose files are missing or cut,
+    Damaged files are quarantined and made again: committed shards whose files are missing or cut,
     and prototypes that cannot be read.
 
     Args:
@@ -150,14 +151,17 @@ def extend(
         BuildFailed: as for `build`; the extension stays, and `semix resume` goes on.
     """
     root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
-    added = segment_of(root.extensions[-1])
-    groups, shards = (added.first_group, added.last_group), (added.first_shard, added.last_shard)
+    segment = segment_of(root.extensions[-1])
+    groups, shards = (
+        (segment.first_group, segment.last_group),
+        (segment.first_shard, segment.last_shard),
+    )
     log.info("%s: added groups %d to %d, shards %d to %d", root.url, *groups, *shards)
     return resume(root, slots=slots)
 
 
 def extend_to(config: BuildConfig, out: str, *, slots: SlotSettings | int | None = None) -> Root:
-    """Extend the root at `out` to the series per pair of `config`, which otherwise equals its own.
+    """Extend the root at `out` to the series per pair of `config`; its other settings are the same.
 
     Raises:
         InputError, BuildFailed: as for `extend`.

@@ -9,7 +9,7 @@ from typing import Any
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import DATA, EVALUATION, is_measured
 from semix.calib.study import Cell
-from semix.configs import FOLDER as READY
+from semix.configs import FOLDER as CONFIG_FOLDER
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.fingerprint import file_digest
@@ -30,7 +30,7 @@ from semix.pipeline.standins.recipe import Report
 
 SECONDS = "seconds.json"  # duration of each step when it last ran
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
-CONFIGS = READY / "quickstart"
+CONFIGS = CONFIG_FOLDER / "quickstart"
 # Two datasets with equally many series: from random noise, and from the most stable candidate.
 RANDOM, SELECTED = "mixed", "mixed-chosen-noise"
 NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -79,13 +79,13 @@ def is_complete(out: Path, seeds: int) -> bool:
         root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", changes), str(path))
         if root.missing():
             return False
-    cells = cells_of_story(out, seeds)
+    cells = quickstart_cells(out, seeds)
     if not all(is_measured(cell.config, cell.run(out)) for cell in cells):
         return False
     return bool(read_json(results)["runs"] == [file_digest(c.run(out) / EVALUATION) for c in cells])
 
 
-def cells_of_story(out: Path, seeds: int) -> list[Cell]:
+def quickstart_cells(out: Path, seeds: int) -> list[Cell]:
     """One training run per method, with its mixed dataset if it has one."""
     cells = []
     for name, mixed in METHODS.items():

@@ -17,7 +17,7 @@ from semix.data.machine import usable_cores
 from semix.data.root import Root, RootProgress
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
-from semix.flows.build_flow import index, making, plan
+from semix.flows.build_flow import index, plan, start_shards
 from semix.flows.build_steps import ALL_SHARDS, check_complete
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import visible_gpus
@@ -33,10 +33,10 @@ from semix.flows.quickstart import (
     SECONDS,
     SELECTED,
     Clock,
-    cells_of_story,
     check_same_data,
     make_models,
     open_roots,
+    quickstart_cells,
 )
 from semix.flows.slots import SlotSettings, workers_ahead
 from semix.flows.slots.slot import RECORD
@@ -61,7 +61,7 @@ def run_name(parameters: Mapping[str, Any]) -> str:
 
 
 @flow(**flow_options("quickstart", run_name), task_runner=RUNNER)
-def quickstart_flow(out: p.StoryFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
+def quickstart_flow(out: p.QuickstartFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
     """Run everything once on the bundled digits: small models, two builds, training, a report.
 
     Start it again at any time: finished steps are not run again.
@@ -72,7 +72,7 @@ def quickstart_flow(out: p.StoryFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
         folder, gpus = training_folder(out), visible_gpus()
         steps = Steps({**EXPECTED, TRAININGS: EXPECTED[TRAININGS] * seeds / 3})
         clock = Clock(folder / SECONDS)
-        cells = cells_of_story(folder, seeds)
+        cells = quickstart_cells(folder, seeds)
         alone = [cell for cell in cells if METHODS[cell.method] is None]
         with details_in(folder / LOG), steps.displayed():
             steps.say(f"details: {folder / LOG}")
@@ -135,7 +135,7 @@ def images_and_trainings(
             plan(root, ALL_SHARDS, full=False)
             if root.missing():
                 draw = picture_when_ready(root, out / PICTURE, steps)
-                ends[name] = stack.enter_context(making(root, settings, listener=draw))
+                ends[name] = stack.enter_context(start_shards(root, settings, listener=draw))
         for name, root in roots.items():
             with steps.step(IMAGES[name]):
                 if name in ends:
