@@ -52,12 +52,8 @@ def audit(
     page, json_file = folder / "audit.html", folder / "audit.json"
     write_page(page, result, title=f"Audit of {root.url.rpartition('/')[2]}")
     write_atomically(json_file, as_json(result.values))
-    return {
-        **result.values,
-        "page": str(page),
-        "json": str(json_file),
-        "flags_file": _store_flags(result),
-    }
+    paths = {"page": str(page), "json": str(json_file), "flags_file": _store_flags(result)}
+    return {**result.values, **paths}
 
 
 def _audit_root(

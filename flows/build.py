@@ -26,8 +26,8 @@ from semix.flows.build_steps import (
 )
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
-from semix.flows.costs import SHARE, check_rates, costs
-from semix.flows.slots import SlotSettings, check_gpu, workers_ahead
+from semix.flows.costs import DEFAULT_SHARE, check_rates, costs
+from semix.flows.slots import SlotSettings, check_gpu, prepare_workers
 from semix.pipeline.config import BuildConfig, hard_labels
 from semix.pipeline.prototypes import stored_scale
 from semix.pipeline.root import (
@@ -120,7 +120,7 @@ def _run_build(
             return root
     check_work(root, settings, selection)
     # Workers start while Prefect is imported.
-    with running_on(root), workers_ahead(settings, url=root.url):
+    with running_on(root), prepare_workers(settings, url=root.url):
         run_flow(
             "semix.flows.build_flow.build_flow",
             lambda: resume_hint(root),
@@ -179,7 +179,7 @@ def check(
     config: BuildConfig,
     out: str,
     *,
-    share: float = SHARE,
+    share: float = DEFAULT_SHARE,
     rate: float | None = None,
     device: str = "auto",
     time: bool = False,

@@ -31,7 +31,7 @@ from semix.flows.calling import from_caller
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.progress import progress_display
 from semix.flows.slots import SlotSettings
-from semix.flows.slots.running import follow, slots_running
+from semix.flows.slots.running import follow, run_slots
 from semix.flows.slots.slot import RECORD
 from semix.pipeline.root import config_of, running_on
 
@@ -119,7 +119,7 @@ def start_shards(
     check_before_shards(root)
     with (
         running_on(root),
-        slots_running(root.url, settings, shards=shards, overrides=root.overrides) as futures,
+        run_slots(root.url, settings, shards=shards, overrides=root.overrides) as futures,
     ):
 
         def finish() -> list[str]:

@@ -72,7 +72,7 @@ def call_flow(
         mark_cancelled(error)
         raise
     except BaseException as error:  # Prefect's Abort is no Exception
-        loss = describe_loss(error, url, ours=own_server_end(url))
+        loss = describe_loss(error, url, own_server_end=own_server_end(url))
         if not loss:
             raise
         flush_prefect(0.0)  # else states and log lines of a later run would be sent there, too

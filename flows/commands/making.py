@@ -15,7 +15,7 @@ from semix.data.root import Root
 from semix.flows import parameters as p
 from semix.flows import prices
 from semix.flows.configs import load_config
-from semix.flows.costs import SHARE, readable
+from semix.flows.costs import DEFAULT_SHARE, readable
 from semix.flows.failures import translate_damage
 from semix.flows.paths import output_file
 from semix.flows.progress import show_root
@@ -78,7 +78,7 @@ def build(
     device: p.Device = "auto",
     share: Annotated[
         float, typer.Option(metavar="FRACTION", help="share of --rate that the estimate expects")
-    ] = SHARE,
+    ] = DEFAULT_SHARE,
     rate: Annotated[
         float | None, typer.Option(metavar="TFLOPS", help="speed of the device; default: measured")
     ] = None,
@@ -204,7 +204,7 @@ def relabel(
             result["settings"] = relabelling.settings_in_words(result["settings"])
         emit_facts(result, as_json=json)
         return
-    sets_facts = relabelling.listed(root)
+    sets_facts = relabelling.list_label_sets(root)
     if json:
         emit_json(sets_facts)
         return

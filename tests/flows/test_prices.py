@@ -7,7 +7,7 @@ from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.flows.build import check
 from semix.flows.prices import Price, price_of_check, price_of_root, words_of_check, words_of_root
-from semix.flows.progress import derived_figures
+from semix.flows.progress import derived_metrics
 
 from tests.command import semix
 from tests.pipeline.roots import made
@@ -86,7 +86,7 @@ def test_a_root_tells_what_it_has_cost_and_what_is_left(hasty_config, tmp_path):
     root = Root(made(hasty_config, tmp_path / "root").url)
     root.discard(3)
     found, price = root.progress(), Price(3600.0)
-    left = derived_figures(found)["worker_seconds_left"]
+    left = derived_metrics(found)["worker_seconds_left"]
     told = price_of_root(found, left, price)
     assert told["spent"] == pytest.approx(found.seconds)
     assert told["left"] == pytest.approx(left) and left > 0

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from semix.data.root import RootProgress
 from semix.flows.commands.making import next_commands
-from semix.flows.progress import Steps, derived_figures, describe, progress_display
+from semix.flows.progress import Steps, derived_metrics, describe, progress_display
 from semix.flows.terminal import details_in, print_findings, set_up_logging
 
 from tests.command import semix
@@ -79,10 +79,10 @@ def test_series_left_out_are_told_where_there_are_any_and_not_waited_for():
     """Of 9 shards of 15 series of 8 images, two series of the second could not be stored."""
     half = replace(NONE, done=2, groups_done=28, images_done=224, left_out=2, seconds=112.0)
     assert describe(half, 2.0) == "2 series left out, 2 images/s, about 7 min left"  # 840 images
-    assert derived_figures(half)["worker_seconds_left"] == 420.0
+    assert derived_metrics(half)["worker_seconds_left"] == 420.0
     whole = replace(half, done=9, groups_done=133, images_done=1064)
     assert describe(whole, 2.0) == "2 series left out, 2 images/s"
-    assert derived_figures(whole)["worker_seconds_left"] == 0.0
+    assert derived_metrics(whole)["worker_seconds_left"] == 0.0
     assert describe(NONE, None) == ""
 
 
