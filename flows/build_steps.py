@@ -230,5 +230,5 @@ def failure_message(root: Root, missing: Collection[int], worker_errors: Iterabl
     if failure_reasons := reasons(root.failures(), missing):
         lines += [*failure_reasons, f"all reasons: semix failures {root.url}"]
     lines += worker_errors
-    lines.append(f"the rest is safe; go on with: semix resume {root.url}")
+    lines.append(f"all other shards are safe; go on with: semix resume {root.url}")
     return "\n".join(lines)

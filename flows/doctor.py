@@ -353,7 +353,7 @@ def check_training(subject: DoctorInput) -> Iterator[Finding]:
 def check_store(subject: DoctorInput) -> Iterator[Finding]:
     """Write to a store, read back, try to write twice, delete, list; and measure free space."""
     if not subject.out:
-        yield Finding("store", UNCHECKED, "no place was given; --out URL")
+        yield Finding("store", UNCHECKED, "no path or URL was given; --out URL")
         return
     store = Store(subject.out)
     if subject.build is not None:

@@ -251,7 +251,7 @@ def check_complete(labels: LabelSet, worker_errors: Sequence[str] = ()) -> None:
     total = len(labels.root.done())
     lines = [f"{len(missing)} of {total} shards not labelled: {few_ranges(missing)}"]
     lines += [*reasons(labels.failures(), missing), *worker_errors]
-    lines.append("the rest is safe; go on with the same command; damaged shards: semix verify")
+    lines.append("other shards are safe; go on with the same command; damaged shards: semix verify")
     raise RelabelFailed("\n".join(lines))
 
 
@@ -261,7 +261,7 @@ def baked_root(prepared: PreparedLabels, out: str) -> Root:
     The labels of the last set are baked, or the root's own if there is no set.
 
     Raises:
-        InputError: the place cannot be used.
+        InputError: `out` cannot be used.
     """
     return open_baked(
         prepared.root, prepared.config, prepared.sets[-1] if prepared.sets else None, out
@@ -297,7 +297,7 @@ def bake(
     if errors:
         lines = [f"{len(errors)} of {len(todo)} shards not baked: {few_ranges(errors)}"]
         lines += list(errors.values())[:3]
-        lines.append(f"the rest is safe; go on after: semix resume {root.url}")
+        lines.append(f"other shards are safe; go on after: semix resume {root.url}")
         raise RelabelFailed("\n".join(lines))
     target.write_index()
 

@@ -77,7 +77,7 @@ def build(
     full: p.Full = False,
     device: p.Device = "auto",
     share: Annotated[
-        float, typer.Option(metavar="FRACTION", help="share of --rate that the estimate expects")
+        float, typer.Option(metavar="FRACTION", help="fraction of --rate that the estimate expects")
     ] = DEFAULT_SHARE,
     rate: Annotated[
         float | None, typer.Option(metavar="TFLOPS", help="speed of the device; default: measured")

@@ -115,7 +115,7 @@ def test_shards_that_cannot_be_labelled_are_named_and_the_rest_is_done(root):
     first, reason, last = str(caught.value).splitlines()
     assert first == "1 of 8 shards not labelled: 5"
     assert reason == f"shard 5: ValueError: {name}: the shard's features are not there"
-    assert last.startswith("the rest is safe; go on with the same command")
+    assert last.startswith("other shards are safe; go on with the same command")
     assert list_label_sets(root)[0]["done"] == 7
     root.store.put(name, content)
     assert relabel(root, ["annotation.scale=4.0"])["done"] == 8
