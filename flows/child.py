@@ -239,7 +239,7 @@ def start(
 ) -> "subprocess.Popen[str]":
     """Start a command as leader of its own process group; it ends when its standard input closes.
 
-    A child that `started_ahead` began with this environment and these options runs the command.
+    A child that `start_ahead` began with this environment and these options runs the command.
 
     Args:
         environment: changes to the environment of this process.

@@ -235,7 +235,7 @@ def test_a_child_that_died_while_it_waited_is_replaced(tmp_path, monkeypatch, un
 def test_a_child_that_waits_ends_when_its_parent_is_killed(tmp_path, monkeypatch, until, alive):
     (tmp_path / "parent.py").write_text(
         "import sys, time\nfrom semix.flows import child\n"
-        "with child.started_ahead([], [{}]):\n"
+        "with child.start_ahead([], [{}]):\n"
         "    print(child._ahead[0].process.pid, flush=True)\n    time.sleep(60)\n"
     )
     command = [sys.executable, str(tmp_path / "parent.py")]
