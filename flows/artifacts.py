@@ -1,4 +1,4 @@
-"""Artifacts in Prefect's pages: progress, tables, images, links; their errors never fail a run."""
+"""Artifacts in Prefect's pages: progress, tables, images, links. Their errors never fail a run."""
 
 import base64
 import io
@@ -37,7 +37,7 @@ from semix.data.fingerprint import fingerprint
 from semix.data.lineage import in_words, made_now, source
 from semix.data.printable import markdown_text
 from semix.data.root import Root, RootProgress
-from semix.flows.progress import Rate, derived_figures, describe, duration, image_count, images_left
+from semix.flows.progress import Rate, derived_metrics, describe, duration, image_count, images_left
 
 ARTIFACT_EVERY_S = 5.0
 STAGES = {
@@ -50,14 +50,14 @@ STAGES = {
 }
 MAX_FAILURES = 20  # rows; `semix failures` shows all
 ROWS = 4  # series on a contact sheet
-MAX_READ = 64_000_000  # bytes of shards that are read for a contact sheet
+MAX_READ = 64_000_000  # bytes of the shards that a contact sheet reads
 MAX_SIDE = 1600  # pixels
 MAX_TEXT = 140_000  # characters of an image as text, in Prefect's database
 
 log = logging.getLogger("semix.prefect")
 build_log = logging.getLogger("semix.build")
 
-_warned: set[str] = set()  # runs that have warned that something is not shown
+_warned: set[str] = set()  # flow runs that logged a warning about their display
 
 
 def artifact_key(kind: str, url: str, *identity: str) -> str:
@@ -75,7 +75,7 @@ def artifact_key(kind: str, url: str, *identity: str) -> str:
 
 @contextmanager
 def best_effort_display() -> Iterator[None]:
-    """An error in the block, which shows something in Prefect, is only a warning, once per run.
+    """Turn an error in the block, which shows something in Prefect, into one warning per run.
 
     Requests are not retried: waiting for a server that restarts would delay the loop that watches
     the slots.
@@ -93,20 +93,20 @@ def best_effort_display() -> Iterator[None]:
 
 @contextmanager
 def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
-    """Yields a function of a share, 0 to 1, and a description; sends them every few seconds."""
+    """Yields `publish(fraction, description)`, which updates an artifact every few seconds."""
     artifact: Any = None
     with best_effort_display():
         artifact = create_progress_artifact(0.0, key=key, description="begins")
     latest, due = None, 0.0
 
-    def send(share: float, words: str) -> None:
+    def send(fraction: float, description: str) -> None:
         if artifact is not None:
             with best_effort_display():
-                update_progress_artifact(artifact, 100 * share, words)
+                update_progress_artifact(artifact, 100 * fraction, description)
 
-    def publish(share: float, words: str) -> None:
+    def publish(fraction: float, description: str) -> None:
         nonlocal latest, due
-        latest = (share, words)
+        latest = (fraction, description)
         if time.monotonic() >= due:
             send(*latest)
             due = time.monotonic() + ARTIFACT_EVERY_S  # after a send that may have waited
@@ -118,15 +118,15 @@ def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
 
 @contextmanager
 def progress_artifact(key: str) -> Iterator[Callable[[RootProgress], None]]:
-    """Yields a function that shows how many images there are."""
+    """Yields a function that shows how many images are done."""
     rate = Rate()
     with growing_artifact(key) as publish:
 
         def show(progress: RootProgress) -> None:
             rate.update(progress.images_done, time.monotonic())
-            words = filter(None, (image_count(progress), describe(progress, rate.value)))
+            parts = filter(None, (image_count(progress), describe(progress, rate.value)))
             total = progress.images_done + images_left(progress)
-            publish(progress.images_done / max(1, total), ", ".join(words))
+            publish(progress.images_done / max(1, total), ", ".join(parts))
 
         yield show
 
@@ -146,7 +146,7 @@ def training_artifact(
 
 
 def training_progress(settings: TrainConfig, run: Path) -> tuple[float, str]:
-    """The share of epochs that is done, 0 to 1, and a description, from the seeds' histories.
+    """The completed fraction of all epochs, and a description, from the histories of the seeds.
 
     A measured seed counts in full, even if it ended early.
     """
@@ -154,10 +154,10 @@ def training_progress(settings: TrainConfig, run: Path) -> tuple[float, str]:
     measured = [seed for seed in settings.seeds if seed_evaluation(run, seed).is_file()]
     trained = {seed: _epochs(seed_folder(run, seed) / HISTORY) for seed in settings.seeds}
     done = sum(epochs if seed in measured else trained[seed] for seed in settings.seeds)
-    words = f"{len(measured)} of {len(settings.seeds)} seeds measured"
-    going = [seed for seed in settings.seeds if seed not in measured and trained[seed]]
-    words += "".join(f", seed {seed}: epoch {trained[seed]} of {epochs}" for seed in going)
-    return min(1.0, done / (epochs * len(settings.seeds))), words
+    text = f"{len(measured)} of {len(settings.seeds)} seeds measured"
+    unfinished = [seed for seed in settings.seeds if seed not in measured and trained[seed]]
+    text += "".join(f", seed {seed}: epoch {trained[seed]} of {epochs}" for seed in unfinished)
+    return min(1.0, done / (epochs * len(settings.seeds))), text
 
 
 def _epochs(history: Path) -> int:
@@ -191,39 +191,40 @@ def build_summary(
     """Show counts, speed, lineage and failures after a run, in one table.
 
     Args:
-        began: the progress when the run began; before: the shards that existed then.
+        began, before: the progress and the committed shards when the run began.
         seconds: duration of the run.
     """
     with best_effort_display():
         facts = summary(root.progress(), began=began, seconds=seconds)
         shards_made = made_now(before, root.done())
         facts |= {"made in this run": shards_made["made"], "reused": shards_made["reused"]}
-        if groups := _some_groups(root):
-            share = entropy_share(read_series(root, groups))
-            facts["entropy of labels"] = f"{share:.2f} of equal labels'"
-            if share < HARD:
+        if series := _series_to_show(root):
+            relative_entropy = entropy_share(read_series(root, series))
+            facts["entropy of labels"] = f"{relative_entropy:.2f} of equal labels'"
+            if relative_entropy < HARD:
                 text = "%s: labels are nearly hard (%.2f of the entropy of equal labels), which "
                 text += "costs accuracy; soften them: semix relabel %s --set annotation.scale=2.3"
-                build_log.warning(text, root.url, share, root.url)
+                build_log.warning(text, root.url, relative_entropy, root.url)
         facts |= {"lineage": in_words(source(root.plan)), **_failures(root)}
         address = markdown_text(root.url)
         text = f"What is at {address}; the rate of one worker leaves out loading models."
         facts_table(facts, key=key, description=text)
 
 
-def summary(now: RootProgress, *, began: RootProgress, seconds: float) -> dict[str, str]:
+def summary(progress: RootProgress, *, began: RootProgress, seconds: float) -> dict[str, str]:
     """Counts, rates and seconds per stage."""
-    new_images = now.images_done - began.images_done
-    rate = derived_figures(now)["images_per_second"]
+    new_shards = progress.done - began.done
+    new_images = progress.images_done - began.images_done
+    rate = derived_metrics(progress)["images_per_second"]
     facts = {
-        "shards": f"{now.done:,} of {now.shards:,}, {now.done - began.done:,} in this run",
-        "images": f"{now.images_done:,} of {now.images:,}, {new_images:,} in this run",
+        "shards": f"{progress.done:,} of {progress.shards:,}, {new_shards:,} in this run",
+        "images": f"{progress.images_done:,} of {progress.images:,}, {new_images:,} in this run",
         "this run": f"{duration(seconds)}, {new_images / seconds:.3g} images/s",
         "one worker": f"{rate:.3g} images/s" if rate else "",
     }
-    if now.left_out:
-        facts["left out"] = f"{now.left_out} series"
-    stages = sorted(now.stages.items(), key=lambda stage: -stage[1])
+    if progress.left_out:
+        facts["left out"] = f"{progress.left_out} series"
+    stages = sorted(progress.stages.items(), key=lambda stage: -stage[1])
     return facts | {STAGES[name]: f"{spent:.1f} s of all workers" for name, spent in stages}
 
 
@@ -231,11 +232,11 @@ def _failures(root: Root) -> dict[str, str]:
     """The last reason of each shard that failed."""
     failures = root.failures()
     facts = {
-        f"shard {shard} failed": f"{tries[-1].error}: {tries[-1].message}"
-        for shard, tries in islice(failures.items(), MAX_FAILURES)
+        f"shard {shard} failed": f"{attempts[-1].error}: {attempts[-1].message}"
+        for shard, attempts in islice(failures.items(), MAX_FAILURES)
     }
-    if left := len(failures) - len(facts):
-        facts[f"{left} more failed"] = f"semix failures {root.url}"
+    if num_hidden := len(failures) - len(facts):
+        facts[f"{num_hidden} more failed"] = f"semix failures {root.url}"
     return facts
 
 
@@ -246,12 +247,12 @@ def series_sheet(root: Root, *, key: str) -> None:
     whole image as text.
     """
     with best_effort_display():
-        groups = _some_groups(root)
-        if not groups:
+        series = _series_to_show(root)
+        if not series:
             return
-        picture = as_text(contact_sheet(read_series(root, groups)))
+        data_url = as_text(contact_sheet(read_series(root, series)))
         text = (
-            f"![series {', '.join(map(str, groups))}]({picture})\n\n"
+            f"![series {', '.join(map(str, series))}]({data_url})\n\n"
             "Each row is a series; below each image are its alpha, its CLIP weight and its soft "
             f"label as a bar. More of them: semix browse {markdown_text(root.url)}"
         )
@@ -271,25 +272,25 @@ def as_text(sheet: Image.Image) -> str:
         sheet.thumbnail((sheet.width * 7 // 10, sheet.height))
 
 
-def _some_groups(root: Root) -> list[int]:
+def _series_to_show(root: Root) -> list[int]:
     """Series of different class pairs, as many as MAX_READ allows."""
-    groups: list[int] = []
-    read = 0
-    for group in some_of_all_pairs(root, ROWS) if root.done() else []:
-        record = root.record(root.layout.shard_of(group))
+    series: list[int] = []
+    bytes_read = 0
+    for number in some_of_all_pairs(root, ROWS) if root.done() else []:
+        record = root.record(root.layout.shard_of(number))
         if record is None:  # discarded since
             continue
-        read += record.bytes
-        if groups and read > MAX_READ:
+        bytes_read += record.bytes
+        if series and bytes_read > MAX_READ:
             break
-        groups.append(group)
-    return groups
+        series.append(number)
+    return series
 
 
 def result_table(methods: Sequence[MethodResult], *, key: str) -> None:
     """Show the results of measured runs."""
     with best_effort_display():
-        from semix.calib.tables import (  # pandas, at the end alone
+        from semix.calib.tables import (  # imports pandas, which only the end needs
             as_markdown,
             overview,
             summary_table,
@@ -316,5 +317,5 @@ def link_to(page: Path, *, key: str) -> None:
         create_link_artifact(link, page.name, key=f"{key}-page", description=text)
 
 
-def _on_this_machine(what: object) -> str:
-    return markdown_text(f"{what} on {socket.gethostname()}")
+def _on_this_machine(location: object) -> str:
+    return markdown_text(f"{location} on {socket.gethostname()}")

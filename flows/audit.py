@@ -48,34 +48,35 @@ def audit(
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
     Store(str(folder)).check_writable()
     with translate_damage(root.url):
-        result = _read(root, index=index, labels=labels, run=judge, device=device)
-    page, numbers = folder / "audit.html", folder / "audit.json"
+        result = _audit_root(root, index=index, labels=labels, run=judge, device=device)
+    page, json_file = folder / "audit.html", folder / "audit.json"
     write_page(page, result, title=f"Audit of {root.url.rpartition('/')[2]}")
-    write_atomically(numbers, as_json(result.values))
-    return {**result.values, "page": str(page), "json": str(numbers), "flags_file": _keep(result)}
+    write_atomically(json_file, as_json(result.values))
+    paths = {"page": str(page), "json": str(json_file), "flags_file": _store_flags(result)}
+    return {**result.values, **paths}
 
 
-def _read(
+def _audit_root(
     root: Root, *, index: str | None, labels: str | None, run: Path | None, device: str
 ) -> Audit:
-    source = PinnedRoot(root, index=index, labels=labels)
-    report = _lines(sum(shard.groups for shard in source.shards))
+    pinned_root = PinnedRoot(root, index=index, labels=labels)
+    log_progress = _progress_logger(sum(shard.groups for shard in pinned_root.shards))
     try:
         if run is None:
-            return measure(source, heartbeat=report)
+            return measure(pinned_root, heartbeat=log_progress)
         judge = Judge(run, device=device)
-        judge.require_same_classes(source.class_names)
+        judge.require_same_classes(pinned_root.class_names)
         return measure(
-            source,
+            pinned_root,
             judge=lambda images: judge.classes(torch.from_numpy(images)).numpy(),
             judge_name=judge.name,
-            heartbeat=report,
+            heartbeat=log_progress,
         )
     except Unreadable as error:
         raise RunFailed(f"{error}; `semix verify {root.url}` shows details") from None
 
 
-def _keep(result: Audit) -> str | None:
+def _store_flags(result: Audit) -> str | None:
     """Store the flags in the root, for its readers; None if the root cannot be written."""
     try:
         return store_flags(result.source.root, result.flags)
@@ -85,8 +86,8 @@ def _keep(result: Audit) -> str | None:
         return None
 
 
-def _lines(total: int) -> Callable[[int], None]:
-    """A function of newly read series that logs the progress every LINE_EVERY_S seconds."""
+def _progress_logger(total: int) -> Callable[[int], None]:
+    """A function that is called with the number of newly read series, and logs progress."""
     done, due = 0, time.monotonic() + LINE_EVERY_S
 
     def report(groups: int) -> None:
@@ -100,7 +101,7 @@ def _lines(total: int) -> Callable[[int], None]:
 
 
 def print_checks(checks: list[dict[str, Any]]) -> None:
-    """Print each check with its figure, `ok` or `look`, and advice."""
+    """Print each check with its value, `ok` or `look`, and advice."""
     rows = [
         (check["name"], "ok", check["figure"], "")
         if check["ok"]

@@ -26,8 +26,8 @@ from semix.flows.build_steps import (
 )
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
-from semix.flows.costs import SHARE, check_rates, costs
-from semix.flows.slots import SlotSettings, check_gpu, workers_ahead
+from semix.flows.costs import DEFAULT_SHARE, check_rates, costs
+from semix.flows.slots import SlotSettings, check_gpu, prepare_workers
 from semix.pipeline.config import BuildConfig, hard_labels
 from semix.pipeline.prototypes import stored_scale
 from semix.pipeline.root import (
@@ -66,14 +66,15 @@ def build(
     Returns:
         The root, with every selected shard committed and an index written.
     Raises:
-        InputError: the config or the place cannot be used; nothing was started.
+        InputError: `config` or `out` cannot be used; nothing was started.
         BuildFailed: names the failed shards and the command to go on.
     """
-    source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
-    root = create_root(load_config(BuildConfig, source, overrides), out)
-    file = "" if isinstance(config, BuildConfig) else whole_path(config)  # else plan.json has it
-    overrides_used = overrides if file else root.overrides
-    return _run_build(root, file, overrides_used, slots=slots, selection=selection, full=full)
+    config_source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
+    root = create_root(load_config(BuildConfig, config_source, overrides), out)
+    # The flow reads the settings of a BuildConfig from plan.json.
+    path = "" if isinstance(config, BuildConfig) else whole_path(config)
+    used_overrides = overrides if path else root.overrides
+    return _run_build(root, path, used_overrides, slots=slots, selection=selection, full=full)
 
 
 def resume(
@@ -86,7 +87,7 @@ def resume(
 ) -> Root:
     """Continue a root from its store alone; otherwise as `build`.
 
-    Damaged parts are quarantined and made again: committed shards whose files are missing or cut,
+    Damaged files are quarantined and made again: committed shards whose files are missing or cut,
     and prototypes that cannot be read.
 
     Args:
@@ -119,7 +120,7 @@ def _run_build(
             return root
     check_work(root, settings, selection)
     # Workers start while Prefect is imported.
-    with running_on(root), workers_ahead(settings, url=root.url):
+    with running_on(root), prepare_workers(settings, url=root.url):
         run_flow(
             "semix.flows.build_flow.build_flow",
             lambda: resume_hint(root),
@@ -150,14 +151,17 @@ def extend(
         BuildFailed: as for `build`; the extension stays, and `semix resume` goes on.
     """
     root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
-    added = segment_of(root.extensions[-1])
-    groups, shards = (added.first_group, added.last_group), (added.first_shard, added.last_shard)
+    segment = segment_of(root.extensions[-1])
+    groups, shards = (
+        (segment.first_group, segment.last_group),
+        (segment.first_shard, segment.last_shard),
+    )
     log.info("%s: added groups %d to %d, shards %d to %d", root.url, *groups, *shards)
     return resume(root, slots=slots)
 
 
 def extend_to(config: BuildConfig, out: str, *, slots: SlotSettings | int | None = None) -> Root:
-    """Extend the root at `out` to the series per pair of `config`, which otherwise equals its own.
+    """Extend the root at `out` to the series per pair of `config`; its other settings are the same.
 
     Raises:
         InputError, BuildFailed: as for `extend`.
@@ -175,7 +179,7 @@ def check(
     config: BuildConfig,
     out: str,
     *,
-    share: float = SHARE,
+    share: float = DEFAULT_SHARE,
     rate: float | None = None,
     device: str = "auto",
     time: bool = False,

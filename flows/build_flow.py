@@ -1,6 +1,6 @@
 """The Prefect build flow: plan, generate (one task run per slot), index.
 
-Prefect shows progress, retries and gives up; only the store says which shards are done.
+Prefect shows progress, retries and fails; only the store says which shards are done.
 """
 
 import logging
@@ -31,7 +31,7 @@ from semix.flows.calling import from_caller
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.progress import progress_display
 from semix.flows.slots import SlotSettings
-from semix.flows.slots.running import follow, slots_running
+from semix.flows.slots.running import follow, run_slots
 from semix.flows.slots.slot import RECORD
 from semix.pipeline.root import config_of, running_on
 
@@ -42,8 +42,8 @@ Listener = Callable[[RootProgress], None]
 
 def run_name(parameters: Mapping[str, Any]) -> str:
     """`build mixed`, `build mixed, shards 3,7-9`."""
-    parts = [f"{what} {parameters[what][:80]}" for what in ("shards", "range") if parameters[what]]
-    return ", ".join([f"build {base_name(parameters['out'])}", *parts])
+    limits = [f"{name} {parameters[name][:80]}" for name in ("shards", "range") if parameters[name]]
+    return ", ".join([f"build {base_name(parameters['out'])}", *limits])
 
 
 @flow(**flow_options("build", run_name))
@@ -66,69 +66,71 @@ def build_flow(
     Start it again at any time, with the same parameters or without a config: committed shards
     stay, damaged ones are made again.
     """
-    chosen = parse_ranges(shards) if shards else frozenset()
-    selection = ShardSelection(chosen, retry_failed, skip_failed)
+    shard_numbers = parse_ranges(shards) if shards else frozenset()
+    selection = ShardSelection(shard_numbers, retry_failed, skip_failed)
     with run_context("build"):
-        checked = from_caller(Root)
-        root = checked or open_or_create(out, config, overrides)
+        checked_root = from_caller(Root)
+        root = checked_root or open_or_create(out, config, overrides)
         plan(root, selection, full=full)
-        before = root.done()  # without quarantined shards
+        shards_before = root.done()  # without quarantined shards
         missing, errors = selection.shards_to_make(root), []
         settings = SlotSettings(slots, runner, cluster, range, device)
         if missing:
-            if checked is None:
+            if checked_root is None:
                 check_work(root, settings, selection)
-            errors = make(root, settings, "" if selection == ALL_SHARDS else format_ranges(missing))
+            errors = make_shards(
+                root, settings, "" if selection == ALL_SHARDS else format_ranges(missing)
+            )
         else:
             restore_prototypes(root, settings.flow_device)
             log_complete(root, selection)
         check_complete(root, selection, errors)
-        lineage = {**source(root.plan), **made_now(before, root.done())}
+        lineage = {**source(root.plan), **made_now(shards_before, root.done())}
         return {"index": index(root), **root.status(), "lineage": lineage}
 
 
 @task(task_run_name="plan", **RECORD)
 def plan(root: Root, selection: ShardSelection, *, full: bool) -> dict[str, Any]:
-    """Quarantine damaged parts, and count the missing shards."""
+    """Quarantine damaged files, and count the missing shards."""
     quarantine_damage(root, full=full)
     return {"plan": root.plan.digest, "lacking": len(selection.shards_to_make(root))}
 
 
 def check_before_shards(root: Root) -> None:
-    """Raise InputError for other images or models than committed shards were made from."""
+    """Raise InputError if committed shards were made from other images or models."""
     log_notes(config_of(root))
-    for kind, ours in root.made_from().items():
-        check_same_origin(root, kind, ours)
+    for file, origin in root.made_from().items():
+        check_same_origin(root, file, origin)
 
 
-def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
+def make_shards(root: Root, settings: SlotSettings, shards: str) -> list[str]:
     """Make shards in slots, and show the result; returns the errors of slots."""
-    with making(root, settings, shards) as end:
-        return end()
+    with start_shards(root, settings, shards) as finish:
+        return finish()
 
 
 @contextmanager
-def making(
+def start_shards(
     root: Root, settings: SlotSettings, shards: str = "", *, listener: Listener = lambda _: None
 ) -> Iterator[Callable[[], list[str]]]:
-    """Run slots during the block; yields a function that waits for their end, as `make` does."""
+    """Run slots during the block; yields a function that waits for their end, as `make_shards`."""
     key = artifact_key("build", root.url, root.plan.digest)
-    began, before, start = root.progress(), root.done(), time.monotonic()
+    before, shards_before, start = root.progress(), root.done(), time.monotonic()
     check_before_shards(root)
     with (
         running_on(root),
-        slots_running(root.url, settings, shards=shards, overrides=root.overrides) as futures,
+        run_slots(root.url, settings, shards=shards, overrides=root.overrides) as futures,
     ):
 
-        def end() -> list[str]:
+        def finish() -> list[str]:
             with progress_display("generate") as show, progress_artifact(key) as publish:
                 errors = follow(futures, root, listeners=(listener, show, publish))
-            took = time.monotonic() - start
-            build_summary(root, key=key, began=began, before=before, seconds=took)
+            seconds = time.monotonic() - start
+            build_summary(root, key=key, began=before, before=shards_before, seconds=seconds)
             series_sheet(root, key=key)
             return errors
 
-        yield end
+        yield finish
 
 
 @task(task_run_name="index", **RECORD)

@@ -39,10 +39,10 @@ class ShardSelection:
     Attributes:
         shards: only these; all if empty.
         retry_failed: only missing shards that failed before.
-        skip_failed: leave those out instead, and succeed if they are at most this many shards, as
-            `5`, or this share of all shards, as `1%`; empty to leave none out.
+        skip_failed: leave the failed shards out, and succeed if they are at most this many, as `5`,
+            or this percentage of all shards, as `1%`; empty to leave none out.
     Raises:
-        InputError: both options at once, or a limit that is no number or share.
+        InputError: both options at once, or a limit that is no number or percentage.
     """
 
     shards: Collection[int] = frozenset()
@@ -76,7 +76,7 @@ def failure_limit(limit: str, total: int) -> int:
     """`5` or `1%` of `total` as a number of shards, rounded down. Raises InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", limit.strip())
     if not match or (not match[2] and "." in match[1]) or (match[2] and float(match[1]) > 100):
-        raise InputError("skip-failed", limit, "give a number of shards, as 5, or a share, as 1%")
+        raise InputError("skip-failed", limit, "give a number of shards (5) or a percentage (1%)")
     return math.floor(float(match[1]) * total / 100) if match[2] else int(match[1])
 
 
@@ -85,9 +85,9 @@ def missing_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
     total = root.plan.num_shards
     if not shards:
         return root.missing()
-    outside = [shard for shard in shards if shard >= total]
-    if outside:
-        raise InputError("shards", format_ranges(outside), f"this root has shards 0 to {total - 1}")
+    extra = [shard for shard in shards if shard >= total]
+    if extra:
+        raise InputError("shards", format_ranges(extra), f"this root has shards 0 to {total - 1}")
     selected = frozenset(shards)
     return [shard for shard in root.missing() if shard in selected]
 
@@ -95,10 +95,10 @@ def missing_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
 def gaps(
     root: Root, shards: Collection[int], *, allowed_failures: int | None
 ) -> tuple[list[int], list[int]]:
-    """Missing shards after a run: those that make it fail, and those that may be left out.
+    """Missing shards after a run: those that fail it, and those that may be left out.
 
     Args:
-        shards: the selected ones; all if empty.
+        shards: the selected shards; all if empty.
         allowed_failures: how many of all shards may have failed; None if none may be left out.
     """
     missing = missing_shards(root, shards)
@@ -111,10 +111,10 @@ def gaps(
 
 
 def open_or_create(out: str, config: str, overrides: Sequence[str]) -> Root:
-    """The root of a config, created if it is new; without a config, the root that exists.
+    """The root of a config, created if it is new; without a config, the existing root.
 
     Raises:
-        InputError: neither root nor config, a config that cannot be used, or another root's.
+        InputError: neither root nor config, or a config that cannot be used or is another root's.
     """
     if config:
         return create_root(load_config(BuildConfig, config, overrides), out)
@@ -122,30 +122,30 @@ def open_or_create(out: str, config: str, overrides: Sequence[str]) -> Root:
 
 
 def quarantine_damage(root: Root, *, full: bool = False) -> None:
-    """Move damaged parts away, so that they count as missing; `full` reads every file."""
+    """Move damaged files away, so that they count as missing; `full` reads every file."""
     problems = damage(root, full=full)
     for problem in problems:
         log.warning("%s", problem)
     if count := quarantine(root, problems):
-        log.warning("quarantined %d damaged parts; making them again", count)
+        log.warning("quarantined %d damaged shards or files; making them again", count)
 
 
 def restore_prototypes(root: Root, device: str) -> None:
     """Restore lost files of prototypes and pairs that committed shards were made with.
 
-    Workers do so before they make a shard; this is for a root without missing shards.
+    Workers restore them before they make a shard; this is for a root without missing shards.
 
     Raises:
-        InputError: they cannot be measured here, or differ from those that the shards name.
+        InputError: they cannot be measured here, or differ from those in the shards' records.
     """
     files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
-    named = [name for kind, name in files.items() if any(root.made_with(kind))]
-    if not all(map(root.store.exists, named)):
+    used_files = [name for kind, name in files.items() if any(root.made_with(kind))]
+    if not all(map(root.store.exists, used_files)):
         prepare(root, device=device)
 
 
 def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_SHARDS) -> None:
-    """Raise InputError for anything that would stop every slot."""
+    """Raise InputError for anything that would fail in every slot."""
     check_slots(slots)
     if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")
@@ -153,10 +153,10 @@ def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_
     try:
         check_models(config)
     except InputError as error:
-        moved = f"semix resume {root.url} --set {error.field}=PLACE"
-        remedy = f"{error.remedy}; if it was moved: {moved}"
+        command = f"semix resume {root.url} --set {error.field}=PLACE"
+        remedy = f"{error.remedy}; if it was moved: {command}"
         raise InputError(error.field, error.value, remedy) from None
-    # Without pairs, which do not change the size; damaged pairs are drawn again.
+    # The plan is without pairs: they do not change the size, and damaged pairs are drawn again.
     planned = root.plan
     plan = BuildPlan(
         config,
@@ -168,16 +168,16 @@ def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_
 
 
 def decode_all_images(config: RealDataConfig) -> FolderReport:
-    """Decode all images of a folder, with a progress bar. Raises InputError for bad ones."""
+    """Decode all images of a folder, with a progress bar. Raises InputError for bad images."""
     with count_display("decoding real images") as show:
         return inspect_folder(config, show)
 
 
 def log_ignored_files(config: RealDataConfig) -> None:
-    """As `decode_all_images`; logs their number and the files that are ignored."""
-    surveyed = decode_all_images(config)
-    log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
-    for note in surveyed.notes():
+    """Decode all images of a folder; log their number and the files that are ignored."""
+    folder_report = decode_all_images(config)
+    log.info("%d real images can be decoded", folder_report.images - len(folder_report.bad))
+    for note in folder_report.notes():
         log.warning("%s", note)
 
 
@@ -209,12 +209,12 @@ def check_complete(
 
 def log_complete(root: Root, selection: ShardSelection) -> None:
     """Log that none of the selected shards has to be made."""
-    what = "complete"
+    status = "complete"
     if selection.retry_failed:
-        what = "no missing shard has failed before"
+        status = "no missing shard has failed before"
     elif selection.shards:
-        what = f"shards {format_ranges(sorted(selection.shards))}"
-    log.info("%s: %s, nothing to do", root.url, what)
+        status = f"shards {format_ranges(sorted(selection.shards))}"
+    log.info("%s: %s, nothing to do", root.url, status)
 
 
 def resume_hint(root: Root) -> str:
@@ -226,9 +226,9 @@ def resume_hint(root: Root) -> str:
 def failure_message(root: Root, missing: Collection[int], worker_errors: Iterable[str]) -> str:
     """The shards that were not made, the reasons, and how to go on."""
     total = root.plan.num_shards
-    text = [f"{len(missing)} of {total} shards not made: {few_ranges(missing)}"]
-    if why := reasons(root.failures(), missing):
-        text += [*why, f"all reasons: semix failures {root.url}"]
-    text += worker_errors
-    text.append(f"the rest is safe; go on with: semix resume {root.url}")
-    return "\n".join(text)
+    lines = [f"{len(missing)} of {total} shards not made: {few_ranges(missing)}"]
+    if failure_reasons := reasons(root.failures(), missing):
+        lines += [*failure_reasons, f"all reasons: semix failures {root.url}"]
+    lines += worker_errors
+    lines.append(f"all other shards are safe; go on with: semix resume {root.url}")
+    return "\n".join(lines)

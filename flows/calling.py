@@ -59,7 +59,7 @@ def from_caller(kind: type[Kind]) -> Kind | None:
 def call_flow(
     flow: Callable[..., Any], url: str, resume_hint: Callable[[], str], /, **parameters: Any
 ) -> Any:
-    """As `run_flow`, for a flow that is imported, with the server at `url`.
+    """As `run_flow`, for an imported flow and with the server at `url`.
 
     Workers and tasks need no server, and Prefect's client retries for a while: a server that
     restarts meanwhile does no harm.
@@ -71,19 +71,19 @@ def call_flow(
 
         mark_cancelled(error)
         raise
-    except BaseException as error:  # Prefect's refusals are no exceptions
-        lost = describe_loss(error, url, ours=own_server_end(url))
-        if not lost:
+    except BaseException as error:  # Prefect's Abort is no Exception
+        loss = describe_loss(error, url, own_server_end=own_server_end(url))
+        if not loss:
             raise
         flush_prefect(0.0)  # else states and log lines of a later run would be sent there, too
         if (flow_error := _flow_error(error)) is not None:
             raise flow_error from None
-        raise ServerLost(f"{lost}; {resume_hint()}") from error
+        raise ServerLost(f"{loss}; {resume_hint()}") from error
 
 
 def _flow_error(error: BaseException | None) -> BaseException | None:
-    """The error that the flow's function ended with before the lost server was noticed, if any."""
-    ends = (RunFailed, InputError, KeyboardInterrupt, SystemExit)
-    while error is not None and not isinstance(error, ends):
+    """The error that ended the flow's function before the server was found to be lost, if any."""
+    own_errors = (RunFailed, InputError, KeyboardInterrupt, SystemExit)
+    while error is not None and not isinstance(error, own_errors):
         error = error.__cause__ or error.__context__
     return error

@@ -3,7 +3,7 @@
 `python -m semix.flows.child --grace=SECONDS MODULE [ARGUMENT...]` is what the child runs: `python
 -m MODULE`, plus a thread that ends the whole process group when standard input closes, which the
 kernel does even if the parent is killed. `--ahead IMPORT,IMPORT...` imports these modules, then
-reads the rest of the command from standard input; further arguments are only for `ps`.
+reads the command to run from standard input; further arguments are only for `ps`.
 """
 
 import importlib
@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 POLL_S = 0.2  # between two checks of a living child
 LAST_LINES = 20
-GRACE_S = 10.0  # between asking a process group to end (SIGTERM) and ending it (SIGKILL)
+GRACE_S = 10.0  # between SIGTERM, which asks a process group to end, and SIGKILL
 KILL_S = 30.0  # after SIGKILL, until a process counts as stuck in the kernel
 END_POLL_S = 0.05
 # A line of semix that names an error, or the end of a traceback.
@@ -38,7 +38,7 @@ log = logging.getLogger("semix.child")
 
 
 class StopSignal(Protocol):
-    """Says whether a child must end early, as a `threading.Event`; asked five times a second."""
+    """Whether a child must end early, as in a `threading.Event`; read five times per second."""
 
     def is_set(self) -> bool: ...
 
@@ -48,10 +48,10 @@ class ChildExit:
     """How a child process ended.
 
     Attributes:
-        pid: its process, which has ended unless it is stuck.
+        pid: number of its process, which has ended unless it is stuck.
         returncode: exit status; -n after signal n, as in `subprocess`.
         hung: the watchdog ended it.
-        stuck: it survived SIGKILL, which its returncode names.
+        stuck: it survived SIGKILL; its returncode is that of SIGKILL.
         last_lines: the end of its output, for failure messages.
     """
 
@@ -84,13 +84,13 @@ class ChildExit:
     def error(self) -> str:
         """The last line that names an error, else the last line; empty if it wrote nothing."""
         lines = [line.strip() for line in reversed(self.last_lines) if line.strip()]
-        telling = next(filter(ERROR_LINE.match, lines), next(iter(lines), ""))
-        return telling.removeprefix("error: ")
+        error_line = next(filter(ERROR_LINE.match, lines), next(iter(lines), ""))
+        return error_line.removeprefix("error: ")
 
 
 @dataclass
 class Heartbeat:
-    """A file that the child touches while it makes progress; silent if untouched for too long.
+    """A file that the child touches while it makes progress; silent after `timeout_s` seconds.
 
     The file's time is compared only with its earlier time, so a clock that jumps does no harm.
     """
@@ -129,7 +129,7 @@ def supervise(
     Then its process group gets SIGTERM and, after `grace_s` seconds, SIGKILL; a silent one gets
     SIGKILL at once. The same happens when `on_line` raises. An interrupt (KeyboardInterrupt or any
     other exception raised by a signal handler) is passed on afterwards. A process that survives
-    SIGKILL is left.
+    SIGKILL is abandoned.
 
     Args:
         on_line: called in this thread with every line of the child's output and errors.
@@ -142,12 +142,12 @@ def supervise(
     )
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
-    last: deque[str] = deque(maxlen=LAST_LINES)
+    last_lines: deque[str] = deque(maxlen=LAST_LINES)
     hung = False
 
     def report(timeout_s: float) -> None:
         for line in _read_lines(lines, timeout_s):
-            last.append(line)
+            last_lines.append(line)
             on_line(line)
 
     try:
@@ -162,7 +162,7 @@ def supervise(
         report(0)  # its last lines, also when we are interrupted
     stuck = process.returncode is None
     status = -signal.SIGKILL if stuck else process.returncode
-    return ChildExit(process.pid, status, hung and status != 0, stuck, tuple(last))
+    return ChildExit(process.pid, status, hung and status != 0, stuck, tuple(last_lines))
 
 
 def _read(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> None:
@@ -196,7 +196,7 @@ def _child_command() -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class _StartedAhead:
+class _WaitingChild:
     """A child that was started ahead, for a command with this environment and these options."""
 
     process: "subprocess.Popen[str]"
@@ -204,16 +204,16 @@ class _StartedAhead:
     options: Mapping[str, Any]
 
 
-_ahead: list[_StartedAhead] = []
+_ahead: list[_WaitingChild] = []
 _claim_lock = threading.Lock()
 
 
 @contextmanager
-def started_ahead(
+def start_ahead(
     imports: Sequence[str],
     environments: Sequence[Mapping[str, str]],
     *,
-    shown: Sequence[str] = (),
+    ps_arguments: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[None]:
     """Start children that import modules now, for `start` to use; unused ones end with the block.
@@ -221,15 +221,15 @@ def started_ahead(
     Args:
         imports: modules that take seconds to import.
         environments: one child per entry; `start` uses one with equal environment and options.
-        shown: words in their command lines, for people who list processes.
+        ps_arguments: words in their command lines, for people who list processes.
     """
-    command = [*_child_command(), "--ahead", ",".join(imports), *shown]
-    waiting = [_StartedAhead(_spawn(command, e, options), e, options) for e in environments]
-    _ahead.extend(waiting)
+    command = [*_child_command(), "--ahead", ",".join(imports), *ps_arguments]
+    children = [_WaitingChild(_spawn(command, e, options), e, options) for e in environments]
+    _ahead.extend(children)
     try:
         yield
     finally:
-        for child in waiting:
+        for child in children:
             if _claim(child):
                 end(child.process, grace_s=0)
 
@@ -239,35 +239,35 @@ def start(
 ) -> "subprocess.Popen[str]":
     """Start a command as leader of its own process group; it ends when its standard input closes.
 
-    A child that `started_ahead` began with this environment and these options runs the command.
+    A child that `start_ahead` began with this environment and these options runs the command.
 
     Args:
         environment: changes to the environment of this process.
         options: further arguments of `subprocess.Popen`.
     """
-    ours = _child_command()
-    if list(command[: len(ours)]) == ours:
+    prefix = _child_command()
+    if list(command[: len(prefix)]) == prefix:
         matching = (c for c in list(_ahead) if (c.environment, c.options) == (environment, options))
         for child in matching:
-            if _claim(child) and _send_command(child.process, command[len(ours) :]):
+            if _claim(child) and _send_command(child.process, command[len(prefix) :]):
                 return child.process
     return _spawn(command, environment, options)
 
 
-def _claim(child: _StartedAhead) -> bool:
+def _claim(child: _WaitingChild) -> bool:
     """Take a waiting child off the list; False if another thread did."""
     with _claim_lock:
-        waiting = child in _ahead
-        if waiting:
+        unclaimed = child in _ahead
+        if unclaimed:
             _ahead.remove(child)
-        return waiting
+        return unclaimed
 
 
-def _send_command(process: "subprocess.Popen[str]", rest: Sequence[str]) -> bool:
+def _send_command(process: "subprocess.Popen[str]", arguments: Sequence[str]) -> bool:
     """Send a waiting child its command; False if it has ended."""
     assert process.stdin is not None
     try:  # not through its buffer, which would be written a second time at close
-        os.write(process.stdin.fileno(), json.dumps(list(rest)).encode() + b"\n")
+        os.write(process.stdin.fileno(), json.dumps(list(arguments)).encode() + b"\n")
     except BrokenPipeError:
         end(process, grace_s=0)
         return False
@@ -293,7 +293,7 @@ def end(child: "subprocess.Popen[str]", *, grace_s: float = GRACE_S) -> None:
 
     They get SIGTERM, and SIGKILL after `grace_s` seconds, or at once if that is 0. Processes that
     an ended child left behind get SIGKILL at once. A child that survives SIGKILL is left after
-    KILL_S seconds, its `returncode` still None.
+    KILL_S seconds, with `returncode` None.
     """
     if grace_s and child.poll() is None:
         _signal_group(child.pid, signal.SIGTERM)
@@ -338,10 +338,10 @@ def _signal_group(group: int, number: int) -> bool:
 def _end_with_parent(grace_s: str) -> None:
     while os.read(0, 4096):
         pass
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    null_device = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # nobody reads them any more, and writing a last line must not fail
-        os.dup2(nowhere, stream)
-    # In another group: SIGTERM may end this process before the processes that it launched.
+        os.dup2(null_device, stream)
+    # The killer is in another group: SIGTERM may end this process before those that it launched.
     subprocess.Popen(
         [*_child_command(), f"--insist={grace_s}", str(os.getpgrp())],
         stdin=subprocess.DEVNULL,
@@ -352,8 +352,8 @@ def _end_with_parent(grace_s: str) -> None:
     os.killpg(0, signal.SIGTERM)
 
 
-def _insist(group: int, grace_s: float) -> None:
-    """Kill what is left of a process group after `grace_s` seconds."""
+def _kill_group_after_grace(group: int, grace_s: float) -> None:
+    """Kill the remaining processes of a group after `grace_s` seconds."""
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:
         time.sleep(END_POLL_S)
@@ -363,18 +363,18 @@ def _insist(group: int, grace_s: float) -> None:
 
 
 def main() -> None:
-    option, *rest = sys.argv[1:]
+    option, *arguments = sys.argv[1:]
     if option == "--ahead":
-        for module in filter(None, rest[0].split(",")):
+        for module in filter(None, arguments[0].split(",")):
             importlib.import_module(module)
-        option, *rest = json.loads(sys.stdin.readline() or sys.exit(0))
-    what, _, grace_s = option.partition("=")
-    if what == "--insist":
-        _insist(int(rest[0]), float(grace_s))
+        option, *arguments = json.loads(sys.stdin.readline() or sys.exit(0))
+    name, _, grace_s = option.partition("=")
+    if name == "--insist":
+        _kill_group_after_grace(int(arguments[0]), float(grace_s))
         return
     lifeline = threading.Thread(target=_end_with_parent, args=(grace_s,), daemon=True)
     lifeline.start()
-    sys.argv = rest
+    sys.argv = arguments
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -50,9 +50,10 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(cls=CommandPage, rich_help_panel=panel)(command)
 
-# Commands that save their work step by step; others change nothing, or write at their end.
-GOING_ON = ("quickstart", "build", "resume", "extend", "relabel", "train", "study")
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
+# Commands that save their work step by step and continue it when they are given again.
+RESUMABLE = ("quickstart", "build", "resume", "extend", "relabel", "train", "study")
+# Exit statuses of a command that was interrupted or terminated.
+STOP_STATUSES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def _version(requested: bool) -> None:
@@ -76,35 +77,35 @@ def options(
 def main() -> None:
     # --debug belongs before the command, but people add it at the end of the line.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != "--debug")
-    signal.signal(signal.SIGTERM, _leave)
-    goes_on = next((a for a in arguments if not a.startswith("-")), "") in GOING_ON
-    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries would break into ours
+    signal.signal(signal.SIGTERM, _exit_with_signal_status)
+    resumable = next((a for a in arguments if not a.startswith("-")), "") in RESUMABLE
+    os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of libraries would break into ours
     try:
         app(arguments, prog_name="semix")
-    except SystemExit as end:
-        if end.code in STOPPED:
+    except SystemExit as exit_request:
+        if exit_request.code in STOP_STATUSES:
             hint = "; committed work stays, and the same command goes on"
-            say(f"stopped{hint if goes_on else ''}")
+            say(f"stopped{hint if resumable else ''}")
         raise
     except Exception as error:
         if "--debug" in arguments:
             print_traceback()
-        sys.exit(explain(error, goes_on=goes_on))
+        sys.exit(explain(error, resumable=resumable))
 
 
-def explain(error: Exception, *, goes_on: bool) -> int:
+def explain(error: Exception, *, resumable: bool) -> int:
     """Print what went wrong; return the exit status.
 
     Args:
-        goes_on: whether the same command, given again, continues the work.
+        resumable: whether the same command, given again, continues the work.
     """
     if isinstance(error, InputError | RunFailed):
         print_error(str(error))
         return error.exit_status if isinstance(error, RunFailed) else 2
     request = describe_request_error(error)
     print_error(request or _full_disk(error) or f"{type(error).__name__}: {error}")
-    if request or isinstance(error, OSError):  # a disk, a store or a network
-        if goes_on:
+    if request or isinstance(error, OSError):  # the cause is a disk, a store or a network
+        if resumable:
             say("committed work stays; once the cause is removed, the same command goes on")
     else:
         say("this is a fault of the program, not of your input; --debug shows where")
@@ -115,11 +116,11 @@ def _full_disk(error: Exception) -> str:
     """The message for a full disk, with the path; empty for other errors."""
     if not isinstance(error, OSError) or error.errno not in FULL:
         return ""
-    where = f" at {error.filename}" if error.filename else ""
-    return f"the disk is full{where}; free some space, or choose another place"
+    location = f" at {error.filename}" if error.filename else ""
+    return f"the disk is full{location}; free some space, or choose another place"
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit_with_signal_status(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 

@@ -42,7 +42,7 @@ def models() -> dict[str, type[Settings]]:
 def load_config(
     model: type[S], source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
 ) -> S:
-    """As `load_settings`; the error for another command's config names that command.
+    """As `load_settings`, but the error for another command's config names that command.
 
     Raises:
         InputError: as for `load_settings`.
@@ -65,10 +65,10 @@ def command_of(source: str | Path) -> str | None:
         InputError: it cannot be read.
     """
     sections = set(read_config_file(source))
-    shared = {name: len(sections & set(model.model_fields)) for name, model in models().items()}
-    most = max(shared.values())
-    matches = [name for name, count in shared.items() if count == most]
-    return matches[0] if len(matches) == 1 else None
+    matches = {name: len(sections & set(model.model_fields)) for name, model in models().items()}
+    max_count = max(matches.values())
+    commands = [name for name, count in matches.items() if count == max_count]
+    return commands[0] if len(commands) == 1 else None
 
 
 def reference(command: str, key: str = "") -> list[dict[str, Any]]:
@@ -81,64 +81,64 @@ def reference(command: str, key: str = "") -> list[dict[str, Any]]:
     """
     schema = models()[command].model_json_schema()
     rows = list(_rows(schema, schema.get("$defs", {})))
-    chosen = [row for row in rows if f"{row['key']}.".startswith(f"{key}.") or not key]
-    if not chosen:
-        known = list(dict.fromkeys(row["key"] for row in rows))
-        near = difflib.get_close_matches(key, known, n=1)
-        top = ", ".join(name for name in known if "." not in name)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {top}"
+    selected = [row for row in rows if f"{row['key']}.".startswith(f"{key}.") or not key]
+    if not selected:
+        keys = list(dict.fromkeys(row["key"] for row in rows))
+        closest = difflib.get_close_matches(key, keys, n=1)
+        sections = ", ".join(name for name in keys if "." not in name)
+        hint = f"did you mean {closest[0]}?" if closest else f"choose from {sections}"
         raise InputError("KEY", key, f"no setting of a {command} config; {hint}")
-    return chosen
+    return selected
 
 
 def _rows(
-    schema: Schema, sections: Mapping[str, Schema], prefix: str = "", only: Sequence[str] = ()
+    schema: Schema, sections: Mapping[str, Schema], prefix: str = "", conditions: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a model and its nested models; keys begin with `prefix`, limits with `only`."""
+    """Rows of a model and its nested models; keys begin with `prefix`, limits with `conditions`."""
     for name, field in schema["properties"].items():
-        key, inner = f"{prefix}{name}", [sections[ref] for ref in _sections_in(field)]
-        about = field.get("description") or next((s.get("description", "") for s in inner), "")
+        key, nested = f"{prefix}{name}", [sections[ref] for ref in _sections_in(field)]
+        text = field.get("description") or next((s.get("description", "") for s in nested), "")
         yield {
             "key": key,
             "type": _type(field),
             "required": name in schema.get("required", ()),
             "default": field.get("default"),
-            "limits": [*only, *_limits(field)],
-            "description": " ".join(about.split()),
+            "limits": [*conditions, *_limits(field)],
+            "description": " ".join(text.split()),
         }
         if "parts" in field:
-            yield from _part_rows(key, field, only)
+            yield from _component_rows(key, field, conditions)
             continue
-        below = f"{key}.{'NAME.' if 'additionalProperties' in field else ''}"
-        for section in inner:
-            choice = section["properties"].get("method", {}) if len(inner) > 1 else {}
-            kinds = choice.get("enum") or ([choice["const"]] if "const" in choice else [])
-            where = [f"where {key}.method is {' or '.join(kinds)}"] if kinds else []
-            yield from _rows(section, sections, below, [*only, *where])
+        nested_prefix = f"{key}.{'NAME.' if 'additionalProperties' in field else ''}"
+        for section in nested:
+            method = section["properties"].get("method", {}) if len(nested) > 1 else {}
+            methods = method.get("enum") or ([method["const"]] if "const" in method else [])
+            condition = [f"where {key}.method is {' or '.join(methods)}"] if methods else []
+            yield from _rows(section, sections, nested_prefix, [*conditions, *condition])
 
 
-def _part_rows(key: str, field: Schema, only: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Rows of a part that is chosen by name, and of the parameters of each choice."""
-    parts, default = field["parts"], field.get("default", {}).get("name")
-    row = {"required": False, "default": None, "limits": [*only], "description": ""}
-    named = {"required": default is None, "default": default}
-    yield row | {"key": f"{key}.name", "type": f"one of {', '.join(parts)}"} | named
-    for name in dict.fromkeys(name for known in parts.values() for name in known):
-        of = ", ".join(part for part, known in parts.items() if name in known)
-        yield row | {"key": f"{key}.{name}", "type": f"parameter of {of}"}
+def _component_rows(key: str, field: Schema, conditions: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Rows of a component that is selected by name, as a loss, and of each one's parameters."""
+    components, default = field["parts"], field.get("default", {}).get("name")
+    row = {"required": False, "default": None, "limits": [*conditions], "description": ""}
+    name_row = {"required": default is None, "default": default}
+    yield row | {"key": f"{key}.name", "type": f"one of {', '.join(components)}"} | name_row
+    for name in dict.fromkeys(name for parameters in components.values() for name in parameters):
+        owners = ", ".join(kind for kind, parameters in components.items() if name in parameters)
+        yield row | {"key": f"{key}.{name}", "type": f"parameter of {owners}"}
 
 
 def _sections_in(field: Schema) -> list[str]:
     """Names of the models that a field, its alternatives or its items refer to."""
     if "$ref" in field:
         return [field["$ref"].rpartition("/")[2]]
-    inside = [*field.get("anyOf", ()), *field.get("oneOf", ())]
-    inside += [
+    schemas = [*field.get("anyOf", ()), *field.get("oneOf", ())]
+    schemas += [
         field[name]
         for name in ("items", "additionalProperties")
         if isinstance(field.get(name), dict)
     ]
-    return [name for part in inside for name in _sections_in(part)]
+    return [name for schema in schemas for name in _sections_in(schema)]
 
 
 def _type(field: Schema) -> str:
@@ -158,6 +158,6 @@ def _type(field: Schema) -> str:
 
 def _limits(field: Schema) -> list[str]:
     limits = [text.format(field[name]) for name, text in LIMITS.items() if name in field]
-    for part in field.get("anyOf", ()):
-        limits += _limits(part)
+    for alternative in field.get("anyOf", ()):
+        limits += _limits(alternative)
     return limits

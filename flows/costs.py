@@ -12,16 +12,16 @@ if TYPE_CHECKING:  # the command line starts without these
     from semix.data.store import Store
     from semix.pipeline.plan import BuildPlan
 
-# Share of its matrix-product rate that a GPU reaches with Stable Diffusion at 512 pixels in large
-# batches; memory traffic between the products alone limits it to about two thirds.
-SHARE = 0.45
-# Less free space than this share of the estimate is too little for any images: sizes of images
-# differ by 10 to 30 % from those that were measured, and the rest of the estimate is exact.
-SURE = 0.5
+# Fraction of its matrix-product rate that a GPU reaches with Stable Diffusion at 512 pixels, in
+# large batches; memory traffic between the products alone limits it to about two thirds.
+DEFAULT_SHARE = 0.45
+# A build is refused if free space is less than this fraction of the estimate: sizes of images
+# differ by 10 to 30 % from the measured ones, and the other terms of the estimate are exact.
+MIN_FREE_RATIO = 0.5
 LARGEST_IMAGE = 3 * 2048**2  # bytes of 2048 x 2048 pixels without compression
 NOT_KNOWN = "not known"
 LONG_HOURS = 1.0
-# Through memory traffic between a network's operations, estimated for an H100.
+# The loss comes from memory traffic between a network's operations.
 SLOWER = (
     "none, which loses 15 to 35 % of a GPU's speed, as estimated for an H100; generator.compile: "
     "regional compiles the transformer blocks, full the whole network and the decoder"
@@ -33,16 +33,16 @@ def costs(
     store: "Store",
     *,
     missing: int,
-    share: float = SHARE,
+    share: float = DEFAULT_SHARE,
     rate: float | None = None,
     device: str = "auto",
     time: bool = False,
 ) -> dict[str, Any]:
-    """Figures for `semix build --check`; the costs are those of the whole build.
+    """The facts of `semix build --check`; costs are those of the whole build.
 
     Args:
-        missing: shards that are still to be made; only they need space.
-        share: expected share of the device's rate.
+        missing: number of missing shards; only they need space.
+        share: expected fraction of the device's rate.
         rate: TFLOP/s of the device; None measures it.
         time: load the models and time a batch.
     Raises:
@@ -71,16 +71,16 @@ def costs(
         "device_tflops_measured": rate is None,
         "share": share,
         "hours": device_hours,
-        "compile_loses": loses_by_no_compiling(plan, device, device_hours),
+        "compile_loses": would_gain_by_compiling(plan, device, device_hours),
         "memory": None if needs.tflop is None else memory(plan, device),
         "timed": timed(plan, device, noise_ratio=needs.noise_ratio, rate=tflops) if time else None,
     }
 
 
-def loses_by_no_compiling(plan: "BuildPlan", device: str, hours: float | None) -> bool:
+def would_gain_by_compiling(plan: "BuildPlan", device: str, hours: float | None) -> bool:
     """Whether a build on a GPU takes so long that compiling its networks would pay."""
-    plain = plan.config.generator.compile == "none" and device.startswith("cuda")
-    return plain and hours is not None and hours > LONG_HOURS
+    runs_uncompiled = plan.config.generator.compile == "none" and device.startswith("cuda")
+    return runs_uncompiled and hours is not None and hours > LONG_HOURS
 
 
 def memory(plan: "BuildPlan", device: str) -> dict[str, Any]:
@@ -93,17 +93,19 @@ def memory(plan: "BuildPlan", device: str) -> dict[str, Any]:
     from semix.pipeline.memory import memory_needed
 
     needed = memory_needed(plan.config)
-    has = torch.cuda.mem_get_info(device)[1] if device.startswith("cuda") else None
-    if has is not None and needed.weights > has:
-        remedy = f"its weights take {amount(needed.weights)} and {device} has {amount(has)}; take "
+    total = torch.cuda.mem_get_info(device)[1] if device.startswith("cuda") else None
+    if total is not None and needed.weights > total:
+        remedy = (
+            f"its weights take {amount(needed.weights)} and {device} has {amount(total)}; take "
+        )
         remedy += "a larger GPU, or generator.offload: model, or generator.dtype: bfloat16"
         raise InputError("generator.model", plan.config.generator.model, remedy)
     stages = {"encoding": needed.encoding, "making": needed.making, "weights": needed.weights}
-    return {**asdict(needed), **stages, "device_bytes": has}
+    return {**asdict(needed), **stages, "device_bytes": total}
 
 
 def check_rates(share: float, rate: float | None) -> None:
-    """Raises InputError for a share outside (0, 1], or a rate that is not positive."""
+    """Raise InputError for a share outside (0, 1], or a rate that is not positive."""
     if not 0 < share <= 1:
         raise InputError("share", share, "give a share of the device's rate, above 0 and at most 1")
     if rate is not None and not rate > 0:
@@ -118,14 +120,14 @@ def check_space(plan: "BuildPlan", store: "Store", *, missing: int) -> None:
     Raises:
         InputError: too little space, a model that cannot be used.
     """
-    free, share = free_bytes(store), missing / plan.num_shards
-    if free is None or free > plan.num_images * share * LARGEST_IMAGE:
+    free, missing_fraction = free_bytes(store), missing / plan.num_shards
+    if free is None or free > plan.num_images * missing_fraction * LARGEST_IMAGE:
         return
     from semix.pipeline.estimate import estimate
 
     needed = estimate(plan).bytes
     if needed is not None:
-        check_disk_space(store, needed * share, free)
+        check_disk_space(store, needed * missing_fraction, free)
 
 
 def free_bytes(store: "Store") -> int | None:
@@ -139,13 +141,13 @@ def free_bytes(store: "Store") -> int | None:
 
 def check_disk_space(store: "Store", needed: float, free: int) -> None:
     """Raise InputError if even much smaller images would not fit."""
-    if free < SURE * needed:
+    if free < MIN_FREE_RATIO * needed:
         remedy = f"has {amount(free)} free, and what is missing takes about {amount(needed)}"
         raise InputError("out", store.url, f"{remedy}; choose another place or a smaller plan")
 
 
 def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) -> dict[str, Any]:
-    """Speed of one batch after warm-up, and hours of the whole build at it on one device."""
+    """Speed of one batch after warm-up, and hours of the whole build at that speed."""
     from semix.pipeline.timing import time_batch
 
     batch = time_batch(plan, device=device, noise_ratio=noise_ratio)
@@ -162,7 +164,7 @@ def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) ->
 
 
 def readable(facts: dict[str, Any]) -> dict[str, str]:
-    """The figures of `semix build --check` in words, one line per figure."""
+    """The facts of `semix build --check` as text, one line per fact."""
     lines = {"out": facts["out"]}
     lines |= {key: f"{facts[key]:,}" for key in ("classes", "groups", "images", "shards")}
     lines["missing"] = f"{facts['missing']:,} shards"
@@ -222,8 +224,8 @@ def _memory(facts: dict[str, Any] | None) -> str:
         text += f"; to encode prompts, once per machine, {amount(facts['encoding'])}"
     if facts["device_bytes"] is None:
         return text
-    worst = max(facts["making"], facts["encoding"])
-    fits = "it has" if worst <= facts["device_bytes"] else "more than it has:"
+    peak_bytes = max(facts["making"], facts["encoding"])
+    fits = "it has" if peak_bytes <= facts["device_bytes"] else "more than it has:"
     return f"{text}; {fits} {amount(facts['device_bytes'])}"
 
 

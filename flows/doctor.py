@@ -43,8 +43,8 @@ OK, WARNING, FAILED, UNCHECKED = "ok", "warning", "failed", "not checked"
 PRECISION = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MEMORY_FACTOR = 1.5  # times the size of the weights, so that a batch of one image fits beside them
-SHARED = Path("/dev/shm")
-LEAST_SHARED = 256e6  # bytes; batches of images pass through it, and containers get 64 MB
+SHARED_MEMORY = Path("/dev/shm")
+MIN_SHARED_MEMORY = 256e6  # bytes; batches of images pass through it, and containers get 64 MB
 SLOW_S = 2.0  # for one small request to a store; a worker makes about ten per shard
 LOCK_S = 2.0  # a healthy server releases its database within a tenth of this
 SKEW_S = 5.0  # tolerated difference of a server's clock
@@ -55,7 +55,8 @@ class Finding:
     """A row of the doctor's table.
 
     Attributes:
-        state: ok, warning (a run may work), failed (it will not), or not checked.
+        state: ok, warning (a run may work), failed (a run will fail), or not checked.
+        found: the result of the check.
         remedy: empty if there is nothing to do.
     """
 
@@ -102,8 +103,8 @@ def doctor_input(config: str, overrides: Sequence[str], out: str) -> DoctorInput
         return DoctorInput(out=out)
     command = command_of(config)
     if command not in ("build", "train"):
-        what = f"is {NAMES[command]}" if command else "has no sections of a config"
-        raise InputError("config", config, f"{what}; give that of a build or of a training run")
+        kind = f"is {NAMES[command]}" if command else "has no sections of a config"
+        raise InputError("config", config, f"{kind}; give that of a build or of a training run")
     settings: Any = load_settings(models()[command], config, overrides)
     return DoctorInput(out=out, **{command: settings})
 
@@ -120,14 +121,14 @@ def examine(subject: DoctorInput) -> Iterator[Finding]:
         "store": check_store,
         "Prefect": check_prefect,
     }
-    refused: set[str] = set()
+    reported: set[str] = set()
     for name, check in checks.items():
         try:
             yield from check(subject)
         except InputError as error:
-            if str(error) not in refused:  # several checks read the same folder
+            if str(error) not in reported:  # several checks read the same folder
                 yield Finding(name, FAILED, error.place, error.remedy)
-            refused.add(str(error))
+            reported.add(str(error))
         except Exception as error:  # other checks still help
             reason = f"{type(error).__name__}: {error}"
             yield Finding(name, FAILED, reason, "correct this first; a run would stop here too")
@@ -136,8 +137,8 @@ def examine(subject: DoctorInput) -> Iterator[Finding]:
 def check_device(subject: DoctorInput) -> Iterator[Finding]:
     """GPUs that the driver and torch see, and whether they compute."""
     driver, fault = ask_driver("name,memory.total,driver_version")
-    chosen = os.environ.get(VISIBLE_DEVICES)
-    hidden = chosen is not None and not visible_gpus()
+    visible = os.environ.get(VISIBLE_DEVICES)
+    hidden = visible is not None and not visible_gpus()
     if fault:
         remedy = "reload or reinstall NVIDIA's driver; or set CUDA_VISIBLE_DEVICES= for the CPU"
         yield Finding("driver", WARNING if hidden else FAILED, f"nvidia-smi: {fault}", remedy)
@@ -145,15 +146,15 @@ def check_device(subject: DoctorInput) -> Iterator[Finding]:
         yield Finding("driver", OK, "; ".join(driver) or "no NVIDIA GPU")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            yield _gpu(index, subject.dtype)
-    elif (driver or chosen) and not hidden:
+            yield _gpu_finding(index, subject.dtype)
+    elif (driver or visible) and not hidden:
         remedy = "install a torch for this driver's CUDA, and check CUDA_VISIBLE_DEVICES"
         yield Finding("device", FAILED, f"torch {torch.__version__} sees no GPU", remedy)
     else:
-        yield _cpu(subject, hidden=bool(driver))
+        yield _cpu_finding(subject, hidden=bool(driver))
 
 
-def _cpu(subject: DoctorInput, *, hidden: bool) -> Finding:
+def _cpu_finding(subject: DoctorInput, *, hidden: bool) -> Finding:
     multiply("cpu", subject.dtype)
     result = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
     if hidden:
@@ -166,7 +167,7 @@ def _cpu(subject: DoctorInput, *, hidden: bool) -> Finding:
     return Finding("device", WARNING, result, remedy)
 
 
-def _gpu(index: int, dtype: str) -> Finding:
+def _gpu_finding(index: int, dtype: str) -> Finding:
     name = f"cuda:{index} {torch.cuda.get_device_name(index)}"
     try:
         with torch.cuda.device(index):
@@ -186,7 +187,7 @@ def check_model_files(subject: DoctorInput) -> Iterator[Finding]:
         yield Finding("models", UNCHECKED, "no config of a build was given")
         return
     check_models(subject.build)
-    findings = [_model(name, *model) for name, model in _models(subject.build).items()]
+    findings = [_model_finding(name, *model) for name, model in _models(subject.build).items()]
     yield from findings
     if all(finding.state != FAILED for finding in findings):
         from semix.pipeline.generators.loading import (
@@ -198,7 +199,7 @@ def check_model_files(subject: DoctorInput) -> Iterator[Finding]:
 
 
 def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
-    """By setting: the model, and its file, folder or copy from the hub; None if not on disk."""
+    """Per setting: the model, and its file, folder or copy from the hub; None if not on disk."""
     generator = build.generator
     models = {"generator.model": (generator.model, local_copy(generator.model, generator.revision))}
     if (unet := generator.unet) is not None:
@@ -214,7 +215,7 @@ def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
 
 
 def _clip_file(config: EncoderConfig) -> Path | None:
-    """The named file, or the weights of a tag in the hub's cache."""
+    """The weights: the file that `pretrained` names, or that of its tag in the hub's cache."""
     assert config.pretrained is not None  # check_models refuses None
     repository = tag_repository(config)
     if repository is None:
@@ -223,7 +224,7 @@ def _clip_file(config: EncoderConfig) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _model(name: str, model: str, weights_path: Path | None) -> Finding:
+def _model_finding(name: str, model: str, weights_path: Path | None) -> Finding:
     if weights_path is None:
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
             remedy = "unset HF_HUB_OFFLINE, or fetch it before: hf download"
@@ -248,8 +249,8 @@ def weights(source: Path) -> dict[Path, int]:
     counts = {}
     files = [source] if source.is_file() else sorted(source.rglob("*"))
     for path in (file for file in files if file.suffix == ".safetensors"):
-        plain = path.with_name(path.name.split(".")[0] + ".safetensors")
-        if path != plain and plain.exists():
+        full_precision = path.with_name(path.name.split(".")[0] + ".safetensors")
+        if path != full_precision and full_precision.exists():
             continue  # the same weights in another precision
         with safe_open(path, framework="np") as file:
             shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
@@ -259,34 +260,34 @@ def weights(source: Path) -> dict[Path, int]:
 
 def check_memory(subject: DoctorInput) -> Iterator[Finding]:
     """Compare memory of the machine and of each GPU with the weights; check shared memory."""
-    needed = _needed(subject)
+    needed = _weight_bytes(subject)
     free, where = available_memory(memory_limit())
-    yield judged_memory("memory", free, needed, where=where)
+    yield memory_finding("memory", free, needed, where=where)
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free = torch.cuda.mem_get_info(index)[0]
-        yield judged_memory(f"memory of cuda:{index}", free, needed)
-    if SHARED.is_dir():
-        free = shutil.disk_usage(SHARED).free
-        remedy = "in a container: docker run --shm-size=1g" if free < LEAST_SHARED else ""
+        yield memory_finding(f"memory of cuda:{index}", free, needed)
+    if SHARED_MEMORY.is_dir():
+        free = shutil.disk_usage(SHARED_MEMORY).free
+        remedy = "in a container: docker run --shm-size=1g" if free < MIN_SHARED_MEMORY else ""
         state = WARNING if remedy else OK
         yield Finding("shared memory", state, f"{amount(free)} free", remedy)
 
 
 def available_memory(limit: MemoryLimit | None) -> tuple[float, str]:
-    """Available bytes, and their kind: free on the machine, or left of our limit if smaller."""
+    """Available bytes, and a phrase: free on the machine, or left of our limit if that is less."""
     free = psutil.virtual_memory().available
     if limit is None or limit.left >= free:
         return free, "free"
     return limit.left, f"left of the limit of {amount(limit.limit)} (cgroup)"
 
 
-def _needed(subject: DoctorInput) -> float | None:
+def _weight_bytes(subject: DoctorInput) -> float | None:
     """Bytes of a build's weights in their precision at run time; None if not known."""
     if subject.build is None:
         return None
     try:
         counts = [weights(path) if path else {} for _, path in _models(subject.build).values()]
-    except Exception:  # the check of the models reports it
+    except Exception:  # `check_model_files` reports it
         return None
     if not all(counts):  # a model that is not here yet
         return None
@@ -298,7 +299,7 @@ def _needed(subject: DoctorInput) -> float | None:
     )
 
 
-def judged_memory(name: str, free: float, needed: float | None, *, where: str = "free") -> Finding:
+def memory_finding(name: str, free: float, needed: float | None, *, where: str = "free") -> Finding:
     """Compare free bytes with those of the weights."""
     result = f"{amount(free)} {where}"
     if needed is None:
@@ -316,10 +317,10 @@ def check_pictures(subject: DoctorInput) -> Iterator[Finding]:
     """Decode every image of a folder; name all that cannot be decoded."""
     if subject.real is None or subject.real.name != "imagefolder":
         return
-    surveyed = decode_all_images(subject.real)
-    for note in surveyed.notes():
+    report = decode_all_images(subject.real)
+    for note in report.notes():
         yield Finding("picture folder", WARNING, note)
-    decoded = f"{surveyed.images - len(surveyed.bad)} of {surveyed.images} can be decoded"
+    decoded = f"{report.images - len(report.bad)} of {report.images} can be decoded"
     yield Finding("pictures", OK, decoded)
 
 
@@ -339,7 +340,7 @@ def check_training(subject: DoctorInput) -> Iterator[Finding]:
         return
     check_config(config)
     check_launch(config, processes=1)
-    if config.mixed is not None:  # their size is enough: `verify --full` decodes each
+    if config.mixed is not None:  # not into memory: `verify --full` decodes all images
         mixed = config.mixed.model_copy(update={"memory_gib": 0.0})
         config = config.model_copy(update={"mixed": mixed})
     data = open_data(config)
@@ -352,7 +353,7 @@ def check_training(subject: DoctorInput) -> Iterator[Finding]:
 def check_store(subject: DoctorInput) -> Iterator[Finding]:
     """Write to a store, read back, try to write twice, delete, list; and measure free space."""
     if not subject.out:
-        yield Finding("store", UNCHECKED, "no place was given; --out URL")
+        yield Finding("store", UNCHECKED, "no path or URL was given; --out URL")
         return
     store = Store(subject.out)
     if subject.build is not None:
@@ -378,9 +379,9 @@ def check_prefect(subject: DoctorInput) -> Iterator[Finding]:
     else:
         remedy = "set PREFECT_HOME to a folder that you can write"
         yield Finding("Prefect home", FAILED, f"{home} cannot be written", remedy)
-    server = judged_server(probe(url)) if url else _own_server(home / "prefect.db")
-    yield server
-    if url and server.state != FAILED:
+    finding = server_finding(probe(url)) if url else _own_server_finding(home / "prefect.db")
+    yield finding
+    if url and finding.state != FAILED:
         yield from _outdated_deployments()
 
 
@@ -390,14 +391,14 @@ def _outdated_deployments() -> Iterator[Finding]:
 
     with get_client(sync_client=True) as client:
         deployments = client.read_deployments()
-    names = [each.name for each in deployments if (each.entrypoint or "").startswith("flows.")]
+    names = [d.name for d in deployments if (d.entrypoint or "").startswith("flows.")]
     if names:
         result = f"{', '.join(sorted(names))}: entry points of an earlier version, as flows.NAME"
         remedy = "deploy anew: prefect --no-prompt deploy --all"
         yield Finding("deployments", WARNING, result, remedy)
 
 
-def judged_server(facts: ServerFacts) -> Finding:
+def server_finding(facts: ServerFacts) -> Finding:
     """Whether flows can run with the configured server."""
     if facts.reason:
         return Finding("Prefect server", FAILED, facts.url, facts.reason)
@@ -409,7 +410,7 @@ def judged_server(facts: ServerFacts) -> Finding:
     return Finding("Prefect server", WARNING if remedy else OK, result, remedy)
 
 
-def _own_server(database: Path) -> Finding:
+def _own_server_finding(database: Path) -> Finding:
     """Check the database on which every run starts its own server, as none is configured."""
     result = "PREFECT_API_URL is not set: a run starts its own"
     if not database.is_file():

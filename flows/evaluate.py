@@ -26,7 +26,7 @@ class PreparedEvaluation:
     """An evaluation that passed all checks.
 
     Attributes:
-        settings: those of the run, with the settings of `evaluation` to use.
+        settings: settings of the run, with the section `evaluation` to use.
         path: the file to write.
     """
 
@@ -44,8 +44,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure all seeds of a run; nothing is trained.
 
-    Under other settings than the run's own, the file is `evaluation-DIGEST.json` beside its
-    `evaluation.json`, which stays.
+    Under other settings than those of the run, the results are written to
+    `evaluation-DIGEST.json`, beside the run's `evaluation.json`, which stays.
 
     Args:
         run: folder of a run whose seeds are trained.
@@ -95,7 +95,7 @@ def export_results(run: Path, format: str) -> list[Path]:
 
 
 def measure_run(prepared: PreparedEvaluation, run: Path, *, device: str, fresh: bool) -> Evaluation:
-    """As `evaluate`, in this process, with checked settings."""
+    """As `evaluate`, in this process and with checked settings."""
     from semix.calib.evaluate import evaluate_run
     from semix.data.device import resolve_device
 
@@ -113,21 +113,21 @@ def prepare_evaluation(
 ) -> PreparedEvaluation:
     """Check settings and paths of an evaluation. Raises InputError."""
     require_own_files("run", run)
-    trained = trained_run(run)
+    run_config = trained_run(run)
     config = stored_settings(run, overrides)
-    _check_overrides(trained, config, overrides)
+    _check_overrides(run_config, config, overrides)
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
-    if (chosen_device := settled_device(device)).startswith("cuda"):
+    if (actual_device := settled_device(device)).startswith("cuda"):
         from semix.data.device import resolve_device  # torch costs seconds: not before it is needed
 
-        resolve_device(chosen_device)
-    return PreparedEvaluation(config, _file(run.absolute(), to, trained, config))
+        resolve_device(actual_device)
+    return PreparedEvaluation(config, _output_path(run.absolute(), to, run_config, config))
 
 
-def _file(run: Path, to: str | Path, trained: TrainConfig, config: TrainConfig) -> Path:
+def _output_path(run: Path, to: str | Path, run_config: TrainConfig, config: TrainConfig) -> Path:
     """The file to write. Raises InputError for an existing file of another kind."""
-    own_path, same_settings = run / EVALUATION, config.evaluation == trained.evaluation
+    own_path, same_settings = run / EVALUATION, config.evaluation == run_config.evaluation
     if not to:
         return own_path if same_settings else evaluation_beside(run, config)
     path = output_file("--to", to)
@@ -147,8 +147,10 @@ def _is_evaluation(path: Path) -> bool:
         return False
 
 
-def _check_overrides(trained: TrainConfig, config: TrainConfig, overrides: Sequence[str]) -> None:
-    if config.model_copy(update={"evaluation": trained.evaluation}) != trained:
-        other = [text for text in overrides if not text.startswith("evaluation.")]
+def _check_overrides(
+    run_config: TrainConfig, config: TrainConfig, overrides: Sequence[str]
+) -> None:
+    if config.model_copy(update={"evaluation": run_config.evaluation}) != run_config:
+        training_overrides = [text for text in overrides if not text.startswith("evaluation.")]
         remedy = "is a setting of training; only evaluation.* can change"
-        raise InputError("--set", ", ".join(other), remedy)
+        raise InputError("--set", ", ".join(training_overrides), remedy)

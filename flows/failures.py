@@ -10,7 +10,7 @@ from semix.data.formats import Failure
 from semix.data.printable import printable_line
 from semix.data.ranges import format_ranges
 
-MAX_RANGES = 20  # in one message, which Prefect stores and shows
+MAX_RANGES = 20  # in one message, as Prefect stores and shows it
 
 
 class RunFailed(RuntimeError):
@@ -53,8 +53,8 @@ def translate_damage(url: str) -> Iterator[None]:
     except InputError:
         raise
     except (ValueError, FileNotFoundError) as error:
-        ways = f"`semix verify {url} --full` shows all damage, `semix resume {url} --full` mends it"
-        raise RunFailed(f"{error}\n{ways}") from error
+        hint = f"`semix verify {url} --full` shows all damage, `semix resume {url} --full` mends it"
+        raise RunFailed(f"{error}\n{hint}") from error
 
 
 def few_ranges(shards: Iterable[int]) -> str:
@@ -65,11 +65,11 @@ def few_ranges(shards: Iterable[int]) -> str:
 
 
 def reasons(
-    failures: Mapping[int, Sequence[Failure]], missing: Container[int], most: int = 3
+    failures: Mapping[int, Sequence[Failure]], missing: Container[int], max_reasons: int = 3
 ) -> list[str]:
-    """`shard 3: OSError: disk full` for the first `most` missing shards that failed."""
-    failed = ((shard, tries) for shard, tries in failures.items() if shard in missing)
+    """`shard 3: OSError: disk full` for the first `max_reasons` missing shards that failed."""
+    failed_shards = ((shard, attempts) for shard, attempts in failures.items() if shard in missing)
     return [
-        f"shard {shard}: {printable_line(f'{tries[-1].error}: {tries[-1].message}')}"
-        for shard, tries in islice(failed, most)
+        f"shard {shard}: {printable_line(f'{attempts[-1].error}: {attempts[-1].message}')}"
+        for shard, attempts in islice(failed_shards, max_reasons)
     ]

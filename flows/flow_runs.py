@@ -33,7 +33,7 @@ from semix.flows.paths import check_places
 from semix.flows.run_server import is_own_server
 
 TAG = "semix"
-LOOK_EVERY_S = 5.0  # between two checks whether a run was cancelled
+LOOK_EVERY_S = 5.0  # between two checks for a cancelled run
 
 log = logging.getLogger("semix.prefect")
 
@@ -44,7 +44,7 @@ def flow_options(kind: str, run_name: Callable[[Mapping[str, Any]], str]) -> dic
     """Options of the flow `semix-KIND`.
 
     Args:
-        run_name: makes a name that a person recognises from a run's parameters.
+        run_name: makes a readable name of a run from its parameters.
     """
     return {
         "name": f"semix-{kind}",
@@ -68,16 +68,16 @@ def base_name(location: str) -> str:
 
 @contextmanager
 def run_context(kind: str) -> Iterator[None]:
-    """The context of a flow's body: tags the run, sends our log lines to it, notes cancelling.
+    """The context of a flow's body: tags the run, sends our log lines to it, ends it if cancelled.
 
     Raises:
         InputError: a deployment's run was given a relative path.
-        RunCancelled: the run, of no deployment, was cancelled; a deployment's worker ends its runs.
+        RunCancelled: a run without a deployment was cancelled; a worker ends those of deployments.
     """
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "only in a flow"
     run = context.flow_run
-    with _logged(run.id):
+    with _log_to_run(run.id):
         if run.deployment_id is not None:
             check_places(context.parameters or {})
         # Only the run is tagged: a task with tags asks the server for their limits when it begins,
@@ -89,25 +89,25 @@ def run_context(kind: str) -> Iterator[None]:
         outermost = run.deployment_id is None and run.parent_task_run_id is None
         if outermost and not is_own_server():
             log.info("this run in Prefect: %s", url_for(run))
-        with _cancellable(run.id) if outermost else nullcontext():
+        with _end_on_cancel(run.id) if outermost else nullcontext():
             yield
 
 
 def _end_lost_tasks(client: SyncPrefectClient, run: UUID) -> None:
     """Mark task runs of a dead attempt as crashed; else they would run for ever in Prefect."""
     unfinished = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
-    for lost in client.read_task_runs(
+    for task_run in client.read_task_runs(
         flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
         task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=unfinished)),
     ):
         state: State[Any] = Crashed(
             message="its flow's process has ended; the run goes on in another one"
         )
-        client.set_task_run_state(lost.id, state, force=True)
+        client.set_task_run_state(task_run.id, state, force=True)
 
 
 @contextmanager
-def _cancellable(run: UUID) -> Iterator[None]:
+def _end_on_cancel(run: UUID) -> Iterator[None]:
     """End the block when the run is cancelled in Prefect, which itself ends only deployments' runs.
 
     SIGTERM interrupts whatever the main thread waits for; a flow on another thread goes on.
@@ -115,17 +115,17 @@ def _cancellable(run: UUID) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    over, cancelled = threading.Event(), threading.Event()
+    block_ended, cancelled = threading.Event(), threading.Event()
 
-    def look() -> None:
-        while not over.wait(LOOK_EVERY_S):
-            if _is_cancelled(run) and not over.is_set():
+    def watch() -> None:
+        while not block_ended.wait(LOOK_EVERY_S):
+            if _is_cancelled(run) and not block_ended.is_set():
                 cancelled.set()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                 return
 
-    looking = threading.Thread(target=copy_context().run, args=(look,), daemon=True)
-    looking.start()
+    watcher = threading.Thread(target=copy_context().run, args=(watch,), daemon=True)
+    watcher.start()
     try:
         yield
     except TerminationSignal:  # raised by the handler that Prefect has for a flow
@@ -134,7 +134,7 @@ def _cancellable(run: UUID) -> Iterator[None]:
         text = "cancelled in Prefect; committed work stays, and the same command goes on"
         raise RunCancelled(text, run) from None
     finally:
-        over.set()
+        block_ended.set()
 
 
 def _is_cancelled(run: UUID) -> bool:
@@ -150,7 +150,7 @@ def _is_cancelled(run: UUID) -> bool:
 class RunLog(logging.Handler):
     """Sends log lines of `semix` to the log of the current run.
 
-    Lines from threads without a run, as those that read a store, go to the innermost run.
+    Lines from threads without a run, as threads that read a store, go to the innermost run.
     """
 
     def __init__(self) -> None:
@@ -174,12 +174,12 @@ def is_logged() -> bool:
 
 
 @contextmanager
-def _logged(run: UUID) -> Iterator[None]:
+def _log_to_run(run: UUID) -> Iterator[None]:
     logger = logging.getLogger("semix")
     if logger.level == logging.NOTSET:  # a worker, which does not run our command line
         logger.setLevel(logging.INFO)
     _active.append(run)
-    logger.addHandler(_run_log)  # has no effect if an outer flow added it
+    logger.addHandler(_run_log)  # no effect if an outer flow has added it
     try:
         yield
     finally:

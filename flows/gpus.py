@@ -14,12 +14,12 @@ from semix.data.errors import InputError
 from semix.flows.child import StopSignal, python_module, supervise
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-ANSWER_S = 60.0  # for nvidia-smi, which first wakes the GPUs
+ANSWER_S = 60.0  # timeout of nvidia-smi, which first wakes the GPUs
 # Exit statuses of nvidia-smi: no GPU for this process; a warning about the infoROM of a GPU.
 NO_DEVICE, INFOROM = 6, 14
 DEVICES = Path("/dev")  # where each GPU has a file
-BROKEN = 3  # exit status of semix.data.device if the GPU does not work
-PROBE_S = 900.0  # for a probe, which first imports torch from a file system that may be slow
+BROKEN = 3  # exit status of semix.data.device for a GPU that does not work
+PROBE_S = 900.0  # timeout of a probe, which first imports torch, maybe from a slow file system
 Name = TypeVar("Name", bound=str)
 GPU = re.compile(r"\d+|(GPU|MIG)-.*")  # CUDA reads CUDA_VISIBLE_DEVICES up to the first other text
 
@@ -32,15 +32,15 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     Raises:
         InputError: CUDA_VISIBLE_DEVICES is unset and the driver does not work: there may be GPUs.
     """
-    chosen = environment.get(VISIBLE_DEVICES)
-    if chosen is not None:
-        return list(takewhile(GPU.fullmatch, map(str.strip, chosen.split(","))))
+    visible = environment.get(VISIBLE_DEVICES)
+    if visible is not None:
+        return list(takewhile(GPU.fullmatch, map(str.strip, visible.split(","))))
     return list(driver_gpus())
 
 
 @cache  # waking the GPUs takes seconds; an error is not cached, as the driver may be repaired
 def driver_gpus() -> tuple[str, ...]:
-    """Numbers of all GPUs, asked once per process. Raises InputError as `visible_gpus`."""
+    """Numbers of all GPUs, read once per process. Raises InputError as `visible_gpus`."""
     lines, fault = ask_driver("index")
     # If one of several GPUs is lost, a message may stand in place of its number.
     if fault := fault or next((line for line in lines if not line.isdecimal()), ""):
@@ -55,7 +55,7 @@ def driver_gpus() -> tuple[str, ...]:
 def settled_device(
     device: Name, environment: Mapping[str, str] = os.environ
 ) -> Name | Literal["cuda"]:
-    """Replace auto by cuda if there is a GPU: on auto, a lost GPU would mean the CPU unnoticed.
+    """Replace auto by cuda if there is a GPU: with auto, a lost GPU would silently mean the CPU.
 
     Raises InputError: as for `visible_gpus`.
     """
@@ -68,21 +68,21 @@ def ask_driver(query: str) -> tuple[list[str], str]:
     Args:
         query: fields as nvidia-smi names them.
     """
-    program, lines = shutil.which("nvidia-smi"), list[str]()
-    if program is None:
+    nvidia_smi, lines = shutil.which("nvidia-smi"), list[str]()
+    if nvidia_smi is None:
         return [], "there is a GPU but no nvidia-smi" if has_gpu_file() else ""
-    command = [program, f"--query-gpu={query}", "--format=csv,noheader"]
+    command = [nvidia_smi, f"--query-gpu={query}", "--format=csv,noheader"]
     outcome = supervise(command, on_line=lines.append, limit_s=ANSWER_S)
     if outcome.hung or outcome.stuck:
         return [], f"no answer within {ANSWER_S:.0f} s"
     if outcome.returncode in (0, INFOROM):
         return [line for line in lines if line and not line.startswith("WARNING")], ""
-    complaint = next((line for line in lines if line and not line.isdecimal()), str(outcome))
-    return [], "" if outcome.returncode == NO_DEVICE and not has_gpu_file() else complaint
+    error_line = next((line for line in lines if line and not line.isdecimal()), str(outcome))
+    return [], "" if outcome.returncode == NO_DEVICE and not has_gpu_file() else error_line
 
 
 def has_gpu_file() -> bool:
-    """Whether we may use a GPU, even a broken one; those that we may not open are another job's."""
+    """Whether we may use a GPU, even a broken one; GPUs that we may not open are another job's."""
     for path in DEVICES.glob("nvidia[0-9]*"):
         try:
             os.close(os.open(path, os.O_RDWR))
@@ -95,7 +95,7 @@ def has_gpu_file() -> bool:
 
 
 def gpu_fault(environment: Mapping[str, str], stop: StopSignal) -> str:
-    """What is wrong with the first visible GPU, tried in another process.
+    """The fault of the first visible GPU, which is tried in another process.
 
     Args:
         environment: changes to the environment of this process.

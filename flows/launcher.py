@@ -1,4 +1,4 @@
-"""Launch a trainer: on which machines, by which command; and read why it ended."""
+"""Launch a trainer: its machines, its command, its settings, and the reason why it ended."""
 
 import json
 import os
@@ -19,15 +19,15 @@ if TYPE_CHECKING:  # the command line starts without it
 
 Device = Literal["auto", "cpu", "cuda"]
 
-MAX_RESTARTS = 100  # of a trainer; one that is lost so often will be lost again
+MAX_RESTARTS = 100  # of a trainer; after so many losses it will be lost again
 GRACE_S = 120.0  # after SIGTERM the trainer ends its step and writes a checkpoint
-ENDING_S = 10.0  # part of it, for torchrun to kill processes that did not end
+ENDING_S = 10.0  # the last seconds of GRACE_S, in which torchrun kills processes
 # Prefixes of the trainer's last line, the most informative first.
 REFUSAL, DIVERGENCE, CRASH, INTERRUPTION = "error: ", "diverged: ", "crashed: ", "interrupted: "
-WORDS = (REFUSAL, DIVERGENCE, CRASH, INTERRUPTION)
+REASON_PREFIXES = (REFUSAL, DIVERGENCE, CRASH, INTERRUPTION)
 # torchrun's message; processes that it ended, or that waited for this one, have other messages.
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
-SILENCE = "it gave no reason: the process was probably killed, most often for lack of memory"
+NO_REASON = "it gave no reason: the process was probably killed, most often for lack of memory"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Machines:
     """The machines of a training run, as given to the launch on this one.
 
     Attributes:
-        processes: on all machines together.
+        processes: number of processes on all machines together.
         count, rank: number of machines, and the number of this machine; 0 is the main machine.
         main_process: HOST:PORT at which the others reach the main machine.
         device: auto, cpu or cuda.
@@ -48,7 +48,7 @@ class Machines:
     device: Device = "auto"
 
     @property
-    def here(self) -> int:
+    def local_processes(self) -> int:
         """Processes on this machine."""
         return self.processes // self.count
 
@@ -92,9 +92,9 @@ def _check_device(machines: Machines) -> None:
     if machines.device == "cuda" and not gpus:
         remedy = "no GPU is visible here; choose auto or cpu, or another machine"
         raise InputError("device", "cuda", remedy)
-    if gpus and machines.here > len(gpus):
+    if gpus and machines.local_processes > len(gpus):
         remedy = f"one per GPU, and {len(gpus)} are visible; choose fewer"
-        raise InputError("processes", machines.here, remedy)
+        raise InputError("processes", machines.local_processes, remedy)
 
 
 def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int) -> list[str]:
@@ -124,8 +124,8 @@ def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int
 
 
 def launcher_settings(config: "TrainConfig", machines: Machines) -> dict[str, Any]:
-    """All that accelerate would otherwise ask, warn about, or take from a user's config file."""
-    host, port = machines.address() if machines.count > 1 else (None, 0)  # 0 is any free one
+    """All settings that accelerate would otherwise ask for or take from a user's config file."""
+    host, port = machines.address() if machines.count > 1 else (None, 0)  # 0: any free port
     return {
         "compute_environment": "LOCAL_MACHINE",
         # Also without GPUs: only then does accelerate start several processes by torchrun.
@@ -151,7 +151,7 @@ def write_launcher(config: "TrainConfig", folder: Path, machines: Machines) -> P
 
 
 def trainer_environment(machines: Machines) -> dict[str, str]:
-    """Changes to our environment for the launcher."""
+    """Changes to this process's environment for the launcher."""
     # Only torchrun knows its processes: it must end them before it is ended itself.
     changes = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S - ENDING_S))}
     if machines.device == "cpu":
@@ -159,30 +159,30 @@ def trainer_environment(machines: Machines) -> dict[str, str]:
     return changes
 
 
-def last_word(line: str) -> list[str]:
-    """The reason, if this line of a trainer says why it ends; else nothing."""
+def exit_reason(line: str) -> list[str]:
+    """A list of the reason why a trainer ends, if this line states it; else empty."""
     if match := KILLED.search(line):
         name = signal.strsignal(int(match[1]))
         return [f"process {match[2]} of this machine died of signal {match[1]} ({name})"]
-    return [line] if line.startswith(WORDS) else []
+    return [line] if line.startswith(REASON_PREFIXES) else []
 
 
-def most_informative(words: Sequence[str]) -> str:
+def most_informative_reason(reasons: Sequence[str]) -> str:
     """The most informative of the reasons that one training run gave; empty if there are none.
 
-    The first of several processes that ends makes the others fail.
+    The first process that ends makes the other processes fail.
     """
     for prefix in (REFUSAL, DIVERGENCE):
-        if matching := [word for word in words if word.startswith(prefix)]:
+        if matching := [reason for reason in reasons if reason.startswith(prefix)]:
             return matching[-1]
-    killed = [word for word in words if not word.startswith(WORDS)]
-    crashed = [word for word in words if word.startswith(CRASH)]
-    return next(iter([*killed, *crashed, *words]), "")
+    kills = [reason for reason in reasons if not reason.startswith(REASON_PREFIXES)]
+    crashes = [reason for reason in reasons if reason.startswith(CRASH)]
+    return next(iter([*kills, *crashes, *reasons]), "")
 
 
-def how_it_ended(outcome: ChildExit, words: Sequence[str]) -> str:
+def describe_exit(outcome: ChildExit, reasons: Sequence[str]) -> str:
     """One line on a failed training run: its exit status and the reason."""
-    word = most_informative(words)
-    if not word and any(line.startswith("Traceback") for line in outcome.last_lines):
-        word = outcome.last_lines[-1]
-    return f"{outcome.how}: {word or SILENCE}"
+    reason = most_informative_reason(reasons)
+    if not reason and any(line.startswith("Traceback") for line in outcome.last_lines):
+        reason = outcome.last_lines[-1]
+    return f"{outcome.how}: {reason or NO_REASON}"

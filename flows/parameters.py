@@ -8,7 +8,7 @@ from semix.flows.launcher import MAX_RESTARTS
 from semix.flows.slots import MAX_SLOTS
 from typer.models import ArgumentInfo, OptionInfo
 
-MORE = "More options"  # a panel of `--help`, for what most runs do without
+MORE_PANEL = "More options"  # the `--help` panel of options that most runs do not need
 RANGES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
 OVERRIDE = {"items_schema": {"type": "str", "pattern": r"^[^=]+="}}
 NOT_EMPTY = {"min_length": 1}
@@ -22,10 +22,10 @@ class _Field:
 
     Args:
         text: the description for both; a help page has a line or two for it.
-        flags: names of an option; by default made from the parameter's name.
-        more: further description for the form, which has more room.
+        flags: names of the option; by default the parameter's name.
+        more: further description, only for the form.
         rules: the values that Prefect accepts, as keys of a schema of pydantic-core.
-        shown: how Typer shows it.
+        typer_options: further arguments of Typer's class.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class _Field:
         *flags: str,
         more: str = "",
         rules: Mapping[str, Any] = {},
-        **shown: Any,
+        **typer_options: Any,
     ) -> None:
         limits = {"min": rules.get("ge"), "max": rules.get("le")}
-        super().__init__(default=..., param_decls=flags, help=text, **limits, **shown)  # type: ignore[call-arg]
+        super().__init__(default=..., param_decls=flags, help=text, **limits, **typer_options)  # type: ignore[call-arg]
         self.rules = rules
         self.description = f"{text[0].upper()}{text[1:]}. {more}".strip()
 
@@ -49,11 +49,11 @@ class _Field:
 
 
 class Option(_Field, OptionInfo):
-    """`--name VALUE`, and a field."""
+    """An option `--name VALUE` of a command, and a field of a flow's form."""
 
 
 class Argument(_Field, ArgumentInfo):
-    """A word of the command line, and a field."""
+    """A positional argument of a command, and a field of a flow's form."""
 
 
 # Settings
@@ -68,17 +68,17 @@ def _config(more: str, **rules: Any) -> Argument:
     return Argument("path or URL of a YAML file", metavar="CONFIG", more=more, rules=rules)
 
 
-OF_FILE = "A path must be absolute and on the worker's machine."
-Config = Annotated[str, _config(OF_FILE, **NOT_EMPTY)]
+PATH_NOTE = "A path must be absolute and on the worker's machine."
+Config = Annotated[str, _config(PATH_NOTE, **NOT_EMPTY)]
 OptionalConfig = Annotated[
-    str, _config(f"{OF_FILE} Empty: continue with the settings that the root was begun with.")
+    str, _config(f"{PATH_NOTE} Empty: continue with the settings that the root was begun with.")
 ]
-OVER_FILE = "It replaces the value in the file."
+OVERRIDE_NOTE = "It replaces the value in the file."
 BuildOverrides = Annotated[
     list[str],
     _overrides(
         "mixing.seed=7",
-        f"{OVER_FILE} Without a file, only paths on the worker's machine may change: "
+        f"{OVERRIDE_NOTE} Without a file, only paths on the worker's machine may change: "
         "generator.model=PLACE.",
     ),
 ]
@@ -86,14 +86,14 @@ PlaceOverrides = Annotated[list[str], _overrides("generator.model=PLACE")]
 AnnotationOverrides = Annotated[
     list[str], _overrides("annotation.scale=4", "Other settings are those of the root's labels.")
 ]
-TrainOverrides = Annotated[list[str], _overrides("epochs=300", OVER_FILE)]
-StudyOverrides = Annotated[list[str], _overrides("base.epochs=10", OVER_FILE)]
+TrainOverrides = Annotated[list[str], _overrides("epochs=300", OVERRIDE_NOTE)]
+StudyOverrides = Annotated[list[str], _overrides("base.epochs=10", OVERRIDE_NOTE)]
 EvaluationOverrides = Annotated[
     list[str], _overrides("evaluation.bins=20", "Other settings are those of the run.")
 ]
 RealOverrides = Annotated[list[str], _overrides("real.image_size=48")]
 
-# Places
+# Paths and URLs
 
 Root = Annotated[
     str,
@@ -155,7 +155,7 @@ StudyFolder = Annotated[
         rules=NOT_EMPTY,
     ),
 ]
-StoryFolder = Annotated[
+QuickstartFolder = Annotated[
     str,
     Option(
         "folder for models, images, runs and report",
@@ -181,7 +181,7 @@ Runner = Annotated[
     Option(
         "where worker processes run",
         more="On the machine of the run, or on a Dask or Ray cluster.",
-        rich_help_panel=MORE,
+        rich_help_panel=MORE_PANEL,
     ),
 ]
 Cluster = Annotated[
@@ -247,7 +247,7 @@ Machines = Annotated[
         "machines that train together; run this on each of them",
         metavar="N",
         rules={"ge": 1},
-        rich_help_panel=MORE,
+        rich_help_panel=MORE_PANEL,
     ),
 ]
 MachineRank = Annotated[
@@ -300,5 +300,6 @@ Price = Annotated[
 Json = Annotated[bool, Option("print JSON", "--json")]
 
 
-def chosen(shards: str) -> frozenset[int]:
-    return frozenset(parse_ranges(shards) if shards else ())
+def parse_numbers(text: str) -> frozenset[int]:
+    """The numbers in a text as `3,7-9`; none for an empty text."""
+    return frozenset(parse_ranges(text) if text else ())

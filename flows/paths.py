@@ -11,11 +11,11 @@ from semix.data.errors import InputError
 from semix.data.files import require_own_files
 from semix.data.settings import flat, read_config_file
 
-PLACES = ("config", "out", "url", "run", "to")
+PATH_PARAMETERS = ("config", "out", "url", "run", "to")
 # Settings that hold a path or URL; others may also name a model of the hub.
-OF_PLACES = re.compile(r"(.*\.)?(real\.path|ood\.[^.]+\.path|url|weights)")
+PATH_SETTING = re.compile(r"(.*\.)?(real\.path|ood\.[^.]+\.path|url|weights)")
 LOCAL = "local-dir:"  # before the folder of a CLIP model
-WHOLE = (
+ABSOLUTE_REMEDY = (
     "a worker runs each flow in a new folder and deletes it afterwards; give an absolute path or "
     "a URL"
 )
@@ -36,13 +36,13 @@ def local_path(name: str, path: str | Path, remedy: str) -> Path:
 def check_writable(name: str, target: Path) -> None:
     """Check without writing that a file or folder can be written. Raises InputError."""
     existing = next(path for path in (target, *target.parents) if os.path.lexists(path))
-    code = 0
+    error_code = 0
     if existing != target and not existing.is_dir():
-        code = errno.ENOTDIR
+        error_code = errno.ENOTDIR
     elif not os.access(existing, os.W_OK):
-        code = errno.EACCES
-    if code:
-        remedy = f"cannot be written ({os.strerror(code)}); choose another place"
+        error_code = errno.EACCES
+    if error_code:
+        remedy = f"cannot be written ({os.strerror(error_code)}); choose another place"
         raise InputError(name, target, remedy)
 
 
@@ -75,23 +75,23 @@ def check_places(parameters: Mapping[str, Any]) -> None:
         InputError: names the parameter, or the setting in the config or in an override; or the
             config cannot be read.
     """
-    for name in PLACES:
+    for name in PATH_PARAMETERS:
         if _is_relative(value := parameters.get(name) or ""):
-            raise InputError(name, value, WHOLE)
+            raise InputError(name, value, ABSOLUTE_REMEDY)
     config = parameters.get("config")
     settings = flat(read_config_file(config)) if config else {}
     settings |= dict(text.split("=", 1) for text in parameters.get("overrides") or ())
     for name, value in settings.items():
-        if isinstance(value, str) and _begins_here(name, value):
-            raise InputError(name, value, WHOLE)
+        if isinstance(value, str) and _is_relative_setting(name, value):
+            raise InputError(name, value, ABSOLUTE_REMEDY)
 
 
 def _is_relative(path: str) -> bool:
     return bool(path) and "://" not in path and not Path(path).is_absolute()
 
 
-def _begins_here(name: str, value: str) -> bool:
+def _is_relative_setting(name: str, value: str) -> bool:
     """Whether a setting is a path relative to the working folder."""
     if value.startswith(LOCAL):
         return _is_relative(str(Path(value.removeprefix(LOCAL)).expanduser()))
-    return _is_relative(value) if OF_PLACES.fullmatch(name) else value.startswith(("./", "../"))
+    return _is_relative(value) if PATH_SETTING.fullmatch(name) else value.startswith(("./", "../"))

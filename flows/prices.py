@@ -1,4 +1,4 @@
-"""What GPU hours cost: before they are spent, from estimates, and after, from the records."""
+"""Prices of GPU hours: of a planned build from estimates, of a root from its records."""
 
 import re
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from typing import Any
 from semix.data.errors import InputError
 from semix.data.root import RootProgress
 
-FIGURES = re.compile(r"[\d.,]*\d[\d.,]*")
-# A point before decimals, commas between groups of three; Rs.300 is no fraction.
+DIGITS = re.compile(r"[\d.,]*\d[\d.,]*")
+# A point before decimals, commas between groups of three; the point of Rs.300 is not a decimal one.
 NUMBER = re.compile(r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\w)\.\d+")
 
 
@@ -33,8 +33,8 @@ class Price:
         """
         if not text:
             return None
-        numbers = list(FIGURES.finditer(text))
-        currency = " ".join(FIGURES.sub(" ", text).split())
+        numbers = list(DIGITS.finditer(text))
+        currency = " ".join(DIGITS.sub(" ", text).split())
         if len(numbers) != 1 or re.search(r"[-+]", currency):
             remedy = "give the price of one GPU for one hour, as 2.49, '2.49 EUR' or '$2.49'"
             raise InputError("--price", text, remedy)
@@ -53,7 +53,7 @@ class Price:
 
 
 def price_of_check(facts: Mapping[str, Any], price: Price) -> dict[str, Any]:
-    """The price of a whole build by the figures of `--check`; None if its hours are not known.
+    """The price of a whole build from the facts of `--check`; None if its hours are not known.
 
     Noise selection is listed apart; with `--time` there is also the price at the measured speed, by
     stage.
@@ -64,12 +64,12 @@ def price_of_check(facts: Mapping[str, Any], price: Price) -> dict[str, Any]:
         noise = facts["noise_ratio"] / (1 + facts["noise_ratio"])
         cost |= {"estimated": hours * price.hour, "of_which_noise": hours * noise * price.hour}
     if timed is not None:
-        whole, noise_ratio = timed["hours"] * price.hour, facts["noise_ratio"]
-        batch = whole / (1 + noise_ratio) / timed["seconds"]  # per second of the batch
-        stages = {name: seconds * batch for name, seconds in timed["stages"].items()}
+        total, noise_ratio = timed["hours"] * price.hour, facts["noise_ratio"]
+        price_per_second = total / (1 + noise_ratio) / timed["seconds"]  # per second of the batch
+        stages = {name: seconds * price_per_second for name, seconds in timed["stages"].items()}
         if noise_ratio:
-            stages["choosing noise"] = whole * noise_ratio / (1 + noise_ratio)
-        cost |= {"at_measured_speed": whole, "stages": stages}
+            stages["choosing noise"] = total * noise_ratio / (1 + noise_ratio)
+        cost |= {"at_measured_speed": total, "stages": stages}
     return cost
 
 
@@ -87,7 +87,7 @@ def words_of_check(cost: Mapping[str, Any], price: Price) -> str:
 
 
 def price_of_root(progress: RootProgress, left: float | None, price: Price) -> dict[str, Any]:
-    """The price of a root's shards, done and missing, by the times in its records.
+    """The price of a root's shards, done and missing, from the times in its records.
 
     Loading of models, waiting and lost work are not recorded.
 
@@ -112,6 +112,6 @@ def words_of_root(cost: Mapping[str, Any], price: Price) -> str:
 
 
 def _stages(cost: Mapping[str, Any], price: Price) -> str:
-    """`generate 11.80 EUR, encode 0.40 EUR`: the most expensive first."""
+    """`generate 11.80 EUR, encode 0.40 EUR`: the most expensive stage first."""
     ordered = sorted(cost["stages"].items(), key=lambda stage: -stage[1])
     return ", ".join(f"{name} {price.words(amount)}" for name, amount in ordered)

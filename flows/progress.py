@@ -63,21 +63,21 @@ def images_left(progress: RootProgress) -> int:
 
 
 def describe(progress: RootProgress, rate: float | None) -> str:
-    """`1 failed shard, 45.1 images/s, about 2 min left`; unknown and empty parts are left out."""
-    parts = []
+    """`1 failed shard, 45.1 images/s, about 2 min left`, without what is unknown or zero."""
+    texts = []
     if progress.failed:
-        parts.append(f"{progress.failed} failed {'shard' if progress.failed == 1 else 'shards'}")
+        texts.append(f"{progress.failed} failed {'shard' if progress.failed == 1 else 'shards'}")
     if progress.left_out:
-        parts.append(f"{progress.left_out} series left out")
+        texts.append(f"{progress.left_out} series left out")
     if rate:
-        parts.append(f"{rate:.3g} images/s")
+        texts.append(f"{rate:.3g} images/s")
     if rate and (left := images_left(progress)):
-        parts.append(f"about {duration(left / rate)} left")
-    return ", ".join(parts)
+        texts.append(f"about {duration(left / rate)} left")
+    return ", ".join(texts)
 
 
-def derived_figures(progress: RootProgress) -> dict[str, Any]:
-    """Figures derived from the store alone; rates are those of one worker with loaded models."""
+def derived_metrics(progress: RootProgress) -> dict[str, Any]:
+    """Metrics derived from the commit records; rates are of one worker with loaded models."""
     seconds = progress.seconds
     rate = progress.images_done / seconds if seconds else None
     left = images_left(progress) / rate if rate else None
@@ -93,15 +93,15 @@ def derived_figures(progress: RootProgress) -> dict[str, Any]:
 def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
     """Print progress, speed and price of a root."""
     counts = root.progress()
-    facts = {**root.status(), **derived_figures(counts)}
+    facts = {**root.status(), **derived_metrics(counts)}
     facts["lineage"] = source(root.plan) if as_json else in_words(source(root.plan))
     if price is not None:
         cost = price_of_root(counts, facts["worker_seconds_left"], price)
         facts["price"] = cost if as_json else words_of_root(cost, price)
-    if sets := label_sets(root):
-        facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
-        lacking = incomplete_sets(root)
-        facts |= {"incomplete_label_sets": lacking} if as_json else label_set_lines(lacking)
+    if digests := label_sets(root):
+        facts["label_sets"] = ", ".join(digest[:12] for digest in digests)
+        incomplete = incomplete_sets(root)
+        facts |= {"incomplete_label_sets": incomplete} if as_json else label_set_lines(incomplete)
     if not as_json:
         facts["stages"] = by_stage(counts.stages)
         facts["left_out"] = f"{counts.left_out} series"
@@ -111,31 +111,31 @@ def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
 
 
 def incomplete_sets(root: Root) -> list[dict[str, Any]]:
-    """Label sets without labels for some committed shards, and the command that makes them."""
-    incomplete = []
+    """Label sets that lack labels of committed shards, and the command that completes each."""
+    rows = []
     for digest in label_sets(root):
         try:
             labels = LabelSet(root, digest)
             if missing := labels.missing():
-                lacks = {"missing": len(missing), "command": command_of(labels)}
-                incomplete.append({"digest": digest, **lacks})
+                facts = {"missing": len(missing), "command": command_of(labels)}
+                rows.append({"digest": digest, **facts})
         except (InputError, ValueError) as error:  # damaged, or of a newer version
-            incomplete.append({"digest": digest, "problem": str(error)})
-    return incomplete
+            rows.append({"digest": digest, "problem": str(error)})
+    return rows
 
 
 def label_set_lines(sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """One readable line per incomplete label set."""
     lines = {}
     for facts in sets:
-        lacks = "lacks labels of {missing:,} shards; make them: {command}"
-        text = facts.get("problem") or lacks.format(**facts)
+        template = "lacks labels of {missing:,} shards; make them: {command}"
+        text = facts.get("problem") or template.format(**facts)
         lines[f"label set {facts['digest'][:12]}"] = text
     return lines
 
 
 def by_stage(stages: Mapping[str, float]) -> str:
-    """`generate 4 min, encode 1.2 s`: the longest first."""
+    """`generate 4 min, encode 1.2 s`: the longest stage first."""
     ordered = sorted(stages.items(), key=lambda stage: -stage[1])
     return ", ".join(
         f"{name} {f'{seconds:.2g} s' if seconds < 10 else duration(seconds)}"
@@ -156,23 +156,23 @@ class Steps:
 
     Args:
         expected: seconds per step on two cores; the ratio of actual to expected seconds of ended
-            steps gives the time left. Steps with 0 run beside others.
+            steps scales the time left. A step with 0 runs at the same time as another one.
     """
 
     def __init__(self, expected: Mapping[str, float]) -> None:
         self.expected = dict(expected)
-        self.took: dict[str, float] = {}
+        self.times: dict[str, float] = {}
         self._begun: dict[str, float] = {}
         self._live: Live | None = None
 
     @contextmanager
     def displayed(self) -> Iterator[None]:
         """Show the steps during the block."""
-        screen = Console(stderr=True)
-        if not screen.is_terminal:
+        output = Console(stderr=True)
+        if not output.is_terminal:
             yield
             return
-        with Live(get_renderable=self._table, console=screen, refresh_per_second=2) as self._live:
+        with Live(get_renderable=self._table, console=output, refresh_per_second=2) as self._live:
             yield
 
     @contextmanager
@@ -185,36 +185,38 @@ class Steps:
     def end(self, name: str) -> None:
         """Mark a step as ended; one that never began was done already."""
         started = self._begun.pop(name, None)
-        self.took[name] = 0.0 if started is None else time.monotonic() - started
+        self.times[name] = 0.0 if started is None else time.monotonic() - started
         if self._live is None:
             remaining = (
                 f"; about {duration(self.left())} left"
-                if len(self.took) < len(self.expected)
+                if len(self.times) < len(self.expected)
                 else ""
             )
             self.say(f"{name}: {self._time(name)}{remaining}")
 
     def say(self, text: str) -> None:
         """Print a line above the table."""
-        screen = self._live.console if self._live else Console(stderr=True)
-        screen.print(printable_line(text), markup=False, highlight=False, soft_wrap=True)
+        output = self._live.console if self._live else Console(stderr=True)
+        output.print(printable_line(text), markup=False, highlight=False, soft_wrap=True)
 
     def left(self) -> float:
-        """Seconds until all have ended."""
-        ended = sum(self.expected[name] for name in self.took if self.took[name])
-        pace = sum(self.took[name] for name in self.took if self.expected[name]) / (ended or 1)
-        return sum(self._left_of(name, pace if ended else 1.0) for name in self.expected)
+        """Seconds until all steps have ended."""
+        expected_s = sum(self.expected[name] for name in self.times if self.times[name])
+        ratio = sum(self.times[name] for name in self.times if self.expected[name]) / (
+            expected_s or 1
+        )
+        return sum(self._left_of(name, ratio if expected_s else 1.0) for name in self.expected)
 
-    def _left_of(self, name: str, pace: float) -> float:
-        if name in self.took:
+    def _left_of(self, name: str, ratio: float) -> float:
+        if name in self.times:
             return 0.0
         started = self._begun.get(name)
-        spent = 0.0 if started is None else time.monotonic() - started
-        return max(0.0, pace * self.expected[name] - spent)
+        elapsed = 0.0 if started is None else time.monotonic() - started
+        return max(0.0, ratio * self.expected[name] - elapsed)
 
     def _time(self, name: str) -> str:
-        if name in self.took:
-            return duration(self.took[name]) if self.took[name] >= 0.5 else "done before"
+        if name in self.times:
+            return duration(self.times[name]) if self.times[name] >= 0.5 else "done before"
         if name in self._begun:
             return f"{duration(time.monotonic() - self._begun[name])} so far"
         return ""
@@ -223,14 +225,14 @@ class Steps:
         left = f"about {duration(self.left())} left"
         table = Table(box=None, show_header=False, caption=left, caption_justify="left")
         for name in self.expected:
-            mark = "done" if name in self.took else "now" if name in self._begun else ""
+            mark = "done" if name in self.times else "now" if name in self._begun else ""
             table.add_row(mark, Text(name), self._time(name))
         return table
 
 
 @contextmanager
-def throttled(
-    look: Callable[[], RootProgress], listeners: Sequence[Callable[[RootProgress], None]]
+def throttle(
+    read: Callable[[], RootProgress], listeners: Sequence[Callable[[RootProgress], None]]
 ) -> Iterator[Callable[[], None]]:
     """Yields a function that calls the listeners with the progress, at most every LOOK_EVERY_S.
 
@@ -241,7 +243,7 @@ def throttled(
     def notify() -> None:
         nonlocal due
         if time.monotonic() >= due:
-            current, due = look(), time.monotonic() + LOOK_EVERY_S
+            current, due = read(), time.monotonic() + LOOK_EVERY_S
             for listener in listeners:
                 listener(current)
 
@@ -252,22 +254,22 @@ def throttled(
 
 @contextmanager
 def progress_display(title: str) -> Iterator[Callable[[RootProgress], None]]:
-    """Yields a function that shows a Progress; it may be called at any rate."""
+    """Yields a function that shows a RootProgress; it may be called at any rate."""
     rate = Rate()
     if not console.is_terminal:
-        yield _lines(title, rate)
+        yield _line_logger(title, rate)
         return
     columns: tuple[Any, ...] = ("{task.description}", BarColumn(), "{task.fields[count]}")
     columns += (TimeElapsedColumn(), TextColumn("{task.fields[detail]}"))
     with Bar(*columns, console=console, refresh_per_second=2) as bar:
-        line = bar.add_task(title, total=None, count="", detail="")
+        task = bar.add_task(title, total=None, count="", detail="")
 
         def show(progress: RootProgress) -> None:
             rate.update(progress.images_done, time.monotonic())
             count, detail = image_count(progress), describe(progress, rate.value)
             done = progress.images_done
             total = done + images_left(progress)
-            bar.update(line, total=total, completed=done, count=count, detail=detail)
+            bar.update(task, total=total, completed=done, count=count, detail=detail)
 
         yield show
 
@@ -280,21 +282,21 @@ def count_display(title: str) -> Iterator[Callable[[int, int], None]]:
         return
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console, refresh_per_second=4, transient=True) as bar:
-        line = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(line, completed=done, total=total)
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _lines(title: str, rate: Rate) -> Callable[[RootProgress], None]:
-    due = time.monotonic()
-    done = -1
+def _line_logger(title: str, rate: Rate) -> Callable[[RootProgress], None]:
+    next_line = time.monotonic()
+    logged_shards = -1
 
     def show(progress: RootProgress) -> None:
-        nonlocal due, done
+        nonlocal next_line, logged_shards
         now = time.monotonic()
         rate.update(progress.images_done, now)
-        finished = progress.done == progress.shards
-        if progress.done != done and (now >= due or finished):
-            due, done = now + LINE_EVERY_S, progress.done
+        complete = progress.done == progress.shards
+        if progress.done != logged_shards and (now >= next_line or complete):
+            next_line, logged_shards = now + LINE_EVERY_S, progress.done
             text = f"{title}: {image_count(progress)}"
             log.info("%s", ", ".join(filter(None, (text, describe(progress, rate.value)))))
 

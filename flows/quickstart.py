@@ -9,7 +9,7 @@ from typing import Any
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import DATA, EVALUATION, is_measured
 from semix.calib.study import Cell
-from semix.configs import FOLDER as READY
+from semix.configs import FOLDER as CONFIG_FOLDER
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.fingerprint import file_digest
@@ -30,23 +30,23 @@ from semix.pipeline.standins.recipe import Report
 
 SECONDS = "seconds.json"  # duration of each step when it last ran
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
-CONFIGS = READY / "quickstart"
+CONFIGS = CONFIG_FOLDER / "quickstart"
 # Two datasets with equally many series: from random noise, and from the most stable candidate.
 RANDOM, SELECTED = "mixed", "mixed-chosen-noise"
 NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
     RANDOM: ("random noise", ()),
     SELECTED: ("selected noise", ("noise.strategy=select", "noise.candidates=4")),
 }
-# Methods and their mixed datasets; the MaC-Cal head stage of csm.yaml counts as a method, too.
+# Methods and their mixed datasets. The MaC-Cal head stage of csm.yaml counts as another method.
 METHODS = {"ce": None, "csm": RANDOM, "csm-fedlas": RANDOM, "csm-chosen-noise": SELECTED}
 
 
 def main(out: Path, *, seeds: int) -> dict[str, Any]:
-    """Run every step below `out`; finished steps are not run again.
+    """Run every step of the quickstart in `out`; finished steps are not run again.
 
     Returns:
-        The report's path, the rows of its table, the agreement on unmixed images, and the seconds
-        of each step when it last ran.
+        The report's path, the rows of its table, the agreement on unmixed images, and for each step
+        the seconds that it took when it last ran.
     Raises:
         InputError: the folder cannot be used, or holds a quickstart with other settings; a GPU's
             driver does not work.
@@ -72,20 +72,20 @@ def is_complete(out: Path, seeds: int) -> bool:
     models = find_standins(real_digits(), out / "standins")
     if models is None:
         return False
-    for name, changes in mixed_settings(models).items():
+    for name, overrides in mixed_settings(models).items():
         path = out / name
         if not (path / PLAN).is_file() or not Root(str(path)).indices():
             return False
-        root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", changes), str(path))
+        root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", overrides), str(path))
         if root.missing():
             return False
-    cells = cells_of_story(out, seeds)
+    cells = quickstart_cells(out, seeds)
     if not all(is_measured(cell.config, cell.run(out)) for cell in cells):
         return False
     return bool(read_json(results)["runs"] == [file_digest(c.run(out) / EVALUATION) for c in cells])
 
 
-def cells_of_story(out: Path, seeds: int) -> list[Cell]:
+def quickstart_cells(out: Path, seeds: int) -> list[Cell]:
     """One training run per method, with its mixed dataset if it has one."""
     cells = []
     for name, mixed in METHODS.items():
@@ -104,7 +104,7 @@ class Clock:
         self.path = path
         self.seconds: dict[str, float] = read_json(path) if path.is_file() else {}
 
-    def note(self, step: str, seconds: float) -> None:
+    def record(self, step: str, seconds: float) -> None:
         """Record the seconds of a step; 0 means that it did not run."""
         if seconds:
             self.seconds[step] = round(seconds, 1)
@@ -114,7 +114,7 @@ class Clock:
     def step(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         yield
-        self.note(name, time.monotonic() - start)
+        self.record(name, time.monotonic() - start)
 
 
 def make_models(out: Path, clock: Clock, progress: Report = lambda *_: None) -> StandIns:
@@ -122,7 +122,7 @@ def make_models(out: Path, clock: Clock, progress: Report = lambda *_: None) -> 
     start = time.monotonic()
     models = train_standins(real_digits(), out / "standins", progress=progress)
     if models.seconds:
-        clock.note("small models", time.monotonic() - start)
+        clock.record("small models", time.monotonic() - start)
     return models
 
 
@@ -132,21 +132,21 @@ def real_digits() -> RealDataset:
 
 def mixed_settings(models: StandIns) -> dict[str, list[str]]:
     """The overrides of `build.yaml` for each mixed dataset."""
-    trained = [f"generator.model={models.diffusion}", f"annotation.model=local-dir:{models.clip}"]
-    return {name: [*trained, *changes] for name, (_, changes) in NOISE.items()}
+    paths = [f"generator.model={models.diffusion}", f"annotation.model=local-dir:{models.clip}"]
+    return {name: [*paths, *noise] for name, (_, noise) in NOISE.items()}
 
 
 def open_roots(models: StandIns, out: Path) -> dict[str, Root]:
     """The roots of both mixed datasets, created if they are new."""
     configs = {
-        name: load_settings(BuildConfig, CONFIGS / "build.yaml", changes)
-        for name, changes in mixed_settings(models).items()
+        name: load_settings(BuildConfig, CONFIGS / "build.yaml", overrides)
+        for name, overrides in mixed_settings(models).items()
     }
     return {name: create_root(config, str(out / name)) for name, config in configs.items()}
 
 
 def check_same_data(run: Path, root: Root) -> None:
-    """Raise InputError if a run was trained on other content of the mixed dataset."""
+    """Raise InputError if a run was trained on an earlier state of the mixed dataset."""
     pinned = read_json(run / DATA)["mixed"]
     if pinned["digest"] != open_index(root.store, root.indices()[-1]).digest:
         remedy = f"was trained on earlier content of {root.url}; remove this folder and run again"

@@ -17,7 +17,7 @@ from semix.data.machine import usable_cores
 from semix.data.root import Root, RootProgress
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
-from semix.flows.build_flow import index, making, plan
+from semix.flows.build_flow import index, plan, start_shards
 from semix.flows.build_steps import ALL_SHARDS, check_complete
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import visible_gpus
@@ -33,20 +33,21 @@ from semix.flows.quickstart import (
     SECONDS,
     SELECTED,
     Clock,
-    cells_of_story,
     check_same_data,
     make_models,
     open_roots,
+    quickstart_cells,
 )
-from semix.flows.slots import SlotSettings, workers_ahead
+from semix.flows.slots import SlotSettings, prepare_workers
 from semix.flows.slots.slot import RECORD
-from semix.flows.study_flow import trainings
+from semix.flows.study_flow import run_jobs
 from semix.flows.terminal import details_in
 from semix.pipeline.standins import StandIns
 from semix.pipeline.standins.recipe import Report
 
-MAX_TRAINERS, MAX_BUILDERS = 8, 4  # trainers, and builders per mixed dataset, at a time
-ALONE_FROM = 0.6  # share of the generator's training after which it runs alone, on two cores
+MAX_TRAINERS, MAX_BUILDERS = 8, 4  # at a time: trainers, and builders per mixed dataset
+# Fraction of the generator's training after which, on two cores, no other training runs beside it.
+ALONE_FROM = 0.6
 MODELS, TRAININGS, PAGE = "small models", "trainings", "report"
 IMAGES = {name: f"mixed images, {noise}" for name, (noise, _) in NOISE.items()}
 # Seconds on two cores, with three seeds; cross-entropy needs no mixed images, so it is trained at
@@ -61,7 +62,7 @@ def run_name(parameters: Mapping[str, Any]) -> str:
 
 
 @flow(**flow_options("quickstart", run_name), task_runner=RUNNER)
-def quickstart_flow(out: p.StoryFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
+def quickstart_flow(out: p.QuickstartFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
     """Run everything once on the bundled digits: small models, two builds, training, a report.
 
     Start it again at any time: finished steps are not run again.
@@ -72,14 +73,14 @@ def quickstart_flow(out: p.StoryFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
         folder, gpus = training_folder(out), visible_gpus()
         steps = Steps({**EXPECTED, TRAININGS: EXPECTED[TRAININGS] * seeds / 3})
         clock = Clock(folder / SECONDS)
-        cells = cells_of_story(folder, seeds)
-        alone = [cell for cell in cells if METHODS[cell.method] is None]
+        cells = quickstart_cells(folder, seeds)
+        unmixed_cells = [cell for cell in cells if METHODS[cell.method] is None]
         with details_in(folder / LOG), steps.displayed():
             steps.say(f"details: {folder / LOG}")
-            with builders_ahead() as report_training:
-                with training_beside(alone, folder, gpus, spare=1), steps.step(MODELS):
+            with prepare_builders() as report_training:
+                with train_beside(unmixed_cells, folder, gpus, spare_cores=1), steps.step(MODELS):
                     models = small_models(folder, clock, report_training)
-                roots = images_and_trainings(models, cells, folder, gpus, clock=clock, steps=steps)
+                roots = build_and_train(models, cells, folder, gpus, clock=clock, steps=steps)
             for cell in cells:
                 if (mixed := METHODS[cell.method]) is not None:
                     check_same_data(cell.run(folder), roots[mixed])
@@ -99,7 +100,7 @@ def builder_slots() -> SlotSettings:
 
 
 @contextmanager
-def builders_ahead() -> Iterator[Report]:
+def prepare_builders() -> Iterator[Report]:
     """Yields a report of training progress, which starts the builders once a core is idle."""
     with ExitStack() as stack:
         started = False
@@ -108,13 +109,13 @@ def builders_ahead() -> Iterator[Report]:
             nonlocal started
             if stage == "denoiser" and done > ALONE_FROM * total and not started:
                 started = True
-                ahead = workers_ahead(builder_slots(), builds=len(NOISE))
-                stack.enter_context(ahead)
+                workers = prepare_workers(builder_slots(), builds=len(NOISE))
+                stack.enter_context(workers)
 
         yield report
 
 
-def images_and_trainings(
+def build_and_train(
     models: StandIns,
     cells: Sequence[Cell],
     out: Path,
@@ -130,28 +131,28 @@ def images_and_trainings(
     roots = open_roots(models, out)
     settings = builder_slots()
     with ExitStack() as stack:
-        ends = {}
+        finish = {}
         for name, root in roots.items():
             plan(root, ALL_SHARDS, full=False)
             if root.missing():
-                draw = picture_when_ready(root, out / PICTURE, steps)
-                ends[name] = stack.enter_context(making(root, settings, listener=draw))
+                draw = first_picture_listener(root, out / PICTURE, steps)
+                finish[name] = stack.enter_context(start_shards(root, settings, listener=draw))
         for name, root in roots.items():
             with steps.step(IMAGES[name]):
-                if name in ends:
+                if name in finish:
                     with clock.step(IMAGES[name]):
-                        check_complete(root, ALL_SHARDS, ends[name]())
+                        check_complete(root, ALL_SHARDS, finish[name]())
                 index(root)
-            on_it = [cell for cell in cells if METHODS[cell.method] == name]
-            stack.enter_context(training_beside(on_it, out, gpus))
-        first_picture(roots[RANDOM], out / PICTURE)  # again, now with all pairs
-        todo = not all(is_measured(cell.config, cell.run(out)) for cell in cells)
-        with steps.step(TRAININGS), clock.step(TRAININGS) if todo else nullcontext():
+            dataset_cells = [cell for cell in cells if METHODS[cell.method] == name]
+            stack.enter_context(train_beside(dataset_cells, out, gpus))
+        first_picture(roots[RANDOM], out / PICTURE)  # drawn again, now with all pairs
+        unmeasured = not all(is_measured(cell.config, cell.run(out)) for cell in cells)
+        with steps.step(TRAININGS), clock.step(TRAININGS) if unmeasured else nullcontext():
             stack.close()
     return roots
 
 
-def picture_when_ready(root: Root, path: Path, steps: Steps) -> Callable[[RootProgress], None]:
+def first_picture_listener(root: Root, path: Path, steps: Steps) -> Callable[[RootProgress], None]:
     """A listener that draws the first committed series, and prints the path."""
 
     def draw(progress: RootProgress) -> None:
@@ -162,25 +163,25 @@ def picture_when_ready(root: Root, path: Path, steps: Steps) -> Callable[[RootPr
 
 
 @contextmanager
-def training_beside(
-    cells: Sequence[Cell], out: Path, gpus: Sequence[str], *, spare: int = 0
+def train_beside(
+    cells: Sequence[Cell], out: Path, gpus: Sequence[str], *, spare_cores: int = 0
 ) -> Iterator[None]:
-    """Train and measure the unmeasured runs during the block, which needs `spare` cores."""
+    """Train and measure the unmeasured runs during the block, which itself needs `spare_cores`."""
     todo = [cell for cell in cells if not is_measured(cell.config, cell.run(out))]
     for cell in todo:
         claim_run(cell.config, cell.run(out))
     if not todo:
         yield
         return
-    slots = min(MAX_TRAINERS, len(gpus) or max(1, usable_cores() - spare))
-    with trainings(plan_jobs(todo, slots=slots), out, slots=slots, gpus=gpus):
+    slots = min(MAX_TRAINERS, len(gpus) or max(1, usable_cores() - spare_cores))
+    with run_jobs(plan_jobs(todo, slots=slots), out, slots=slots, gpus=gpus):
         yield
 
 
 @task(task_run_name="report", **RECORD)
 def report(page: Path, roots: Mapping[str, Root], runs: Sequence[Path], clock: Clock) -> Path:
     from semix.flows.quickstart_report import (
-        make_report,  # torch reads how many threads it may use once
+        make_report,  # after OMP_NUM_THREADS is set, which torch reads once
     )
 
     make_report(page, roots=roots, runs=runs, clock=clock)

@@ -36,15 +36,15 @@ def make_report(
 ) -> Path:
     """Write the report and the table, unless they show these runs already."""
     table_file = path.with_suffix(".json")
-    results = [file_digest(run / EVALUATION) for run in runs]
-    if path.is_file() and table_file.is_file() and read_json(table_file)["runs"] == results:
+    evaluations = [file_digest(run / EVALUATION) for run in runs]
+    if path.is_file() and table_file.is_file() and read_json(table_file)["runs"] == evaluations:
         return path
     with clock.step("report"):
-        compared = []
+        datasets = []
         for name, root in roots.items():
             mixed = MixedDataset(root.url)
-            compared.append(ComparedNoise(NOISE[name][0], mixed, measure_agreement(mixed, runs[0])))
-        agreement, real = compared[0].agreement, real_digits()
+            datasets.append(ComparedNoise(NOISE[name][0], mixed, measure_agreement(mixed, runs[0])))
+        agreement, real = datasets[0].agreement, real_digits()
         facts = {
             "seconds": clock.seconds,
             "splits": {split: len(getattr(real, split)) for split in SPLITS},
@@ -53,19 +53,19 @@ def make_report(
         write_report(
             path,
             runs=runs,
-            mixed=compared[0].dataset,
+            mixed=datasets[0].dataset,
             agreement=agreement,
             facts=facts,
             title="semix quickstart",
-            compared=compared,
+            compared=datasets,
         )
         table = summary_table(load_methods(runs))
-        write_json(table_file, {"runs": results, "methods": table, "agreement": agreement})
+        write_json(table_file, {"runs": evaluations, "methods": table, "agreement": agreement})
     return path
 
 
 def measure_agreement(mixed: MixedDataset, run: Path) -> dict[str, Any]:
-    """Agreement on unmixed images between their classes and a classifier trained on real digits."""
+    """How often a classifier trained on real digits sees the class of an unmixed image."""
     judge = Judge(run)
     group, position, intended = end_points(mixed.mixtures, mixed.classes)
     predicted = judge.classes(mixed.images[group, position])

@@ -1,6 +1,6 @@
 """Label the images of a root under other settings: as a label set, or baked into a new root.
 
-The flow, and a run without a flow, both use the steps below.
+The relabel flow and `_relabel_here`, which needs no flow, both use the steps below.
 """
 
 import logging
@@ -17,7 +17,7 @@ from semix.data.store import Store
 from semix.data.threads import mapped
 from semix.flows.calling import run_flow
 from semix.flows.failures import RunFailed, few_ranges, reasons
-from semix.flows.progress import progress_display, throttled
+from semix.flows.progress import progress_display, throttle
 from semix.flows.slots import SlotSettings, check_gpu, check_slots
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.checks import check_clip
@@ -54,7 +54,7 @@ class PreparedLabels:
 
     Attributes:
         sets: label sets to complete, in order. Empty if the settings are those of the root's own
-            labels; two if the last set uses the features of another one.
+            labels; two sets if the last one uses the features of the other.
     """
 
     root: Root
@@ -72,7 +72,7 @@ def relabel(
     """Make the label set of these settings for all committed images, or continue it.
 
     Args:
-        overrides: texts like `annotation.scale=4`, over the root's own annotation.
+        overrides: texts like `annotation.scale=4`, which change the root's own annotation.
         slots: the number of worker processes, or their settings, if images must be read; by
             default one per visible GPU of this machine, or one. By default, and if stored features
             suffice, this process does the work, without Prefect or workers.
@@ -89,7 +89,7 @@ def relabel(
     if is_done(prepared, out=out):
         return facts_of(root, prepared.sets, out=out)
     if not reads_images(prepared.sets) and settings == SlotSettings(device=settings.device):
-        return _relabelled_here(prepared, settings, out=out)
+        return _relabel_here(prepared, settings, out=out)
     facts: dict[str, Any] = run_flow(
         "semix.flows.relabel_flow.relabel_flow",
         lambda: resume_hint(root, prepared.sets),
@@ -105,7 +105,7 @@ def relabel(
     return facts
 
 
-def listed(root: Root) -> list[dict[str, Any]]:
+def list_label_sets(root: Root) -> list[dict[str, Any]]:
     """Settings and progress of each label set of a root."""
     return [set_facts(LabelSet(root, digest)) for digest in label_sets(root)]
 
@@ -125,8 +125,8 @@ def describe_set(facts: Mapping[str, Any]) -> str:
     line = "{digest:.12}  {done} of {shards} shards  {rule}{sharpened}, {encoder}"
     line = line.format(sharpened=scale, **facts)
     line += f"; {settings_in_words(facts['settings'])}"
-    lacks = facts["done"] < facts["shards"]
-    return f"{line}\n  complete it: {facts['command']}" if lacks else line
+    is_incomplete = facts["done"] < facts["shards"]
+    return f"{line}\n  complete it: {facts['command']}" if is_incomplete else line
 
 
 def settings_in_words(settings: Mapping[str, Any]) -> str:
@@ -135,10 +135,8 @@ def settings_in_words(settings: Mapping[str, Any]) -> str:
     return f"differs from the root in {text}" if text else "settings of the root"
 
 
-def _relabelled_here(
-    prepared: PreparedLabels, settings: SlotSettings, *, out: str
-) -> dict[str, Any]:
-    """What the flow does, for stored features, in this process."""
+def _relabel_here(prepared: PreparedLabels, settings: SlotSettings, *, out: str) -> dict[str, Any]:
+    """As the flow, for stored features and in this process."""
     root, sets = prepared.root, prepared.sets
     warn_missing_images(root)
     for labels in sets:
@@ -176,15 +174,15 @@ def prepare_labels(
         return PreparedLabels(root, config, ())
     if not root.done():
         raise InputError("url", root.url, "holds no images to label yet; run `semix resume`")
-    source = set_record(root, config.annotation).features
-    if source == IMAGES:
+    feature_source = set_record(root, config.annotation).features
+    if feature_source == IMAGES:
         _check_readable(root, config.annotation, slots)
-    elif source != ROOT and (other := LabelSet(root, source)).missing():
-        _check_readable(root, annotation_of(other), slots)
+    elif feature_source != ROOT and (source_set := LabelSet(root, feature_source)).missing():
+        _check_readable(root, annotation_of(source_set), slots)
     labels = plan_set(root, config)
-    from_other = labels.record.features not in (ROOT, IMAGES)
-    first = [LabelSet(root, labels.record.features)] if from_other else []
-    return PreparedLabels(root, config, [*first, labels])
+    needs_other_set = labels.record.features not in (ROOT, IMAGES)
+    source_sets = [LabelSet(root, labels.record.features)] if needs_other_set else []
+    return PreparedLabels(root, config, [*source_sets, labels])
 
 
 def _check_readable(root: Root, annotation: AnnotationConfig, slots: SlotSettings) -> None:
@@ -200,7 +198,7 @@ def reads_images(sets: Sequence[LabelSet]) -> bool:
 
 
 def is_done(prepared: PreparedLabels, *, out: str) -> bool:
-    """Whether nothing is left to make; logs it."""
+    """Whether there is nothing to do; logs that."""
     root, sets = prepared.root, prepared.sets
     if any(labels.missing() for labels in sets):
         return False
@@ -225,20 +223,20 @@ def warn_missing_images(root: Root) -> None:
 
 
 def describe_work(labels: LabelSet, missing: Sequence[int]) -> str:
-    what = "images" if labels.record.features == IMAGES else "stored features"
-    return f"label set {labels.digest[:12]}: {len(missing)} shards from {what}"
+    inputs = "images" if labels.record.features == IMAGES else "stored features"
+    return f"label set {labels.digest[:12]}: {len(missing)} shards from {inputs}"
 
 
 def label_features(
     labels: LabelSet, missing: Sequence[int], *listeners: Callable[[RootProgress], None]
 ) -> None:
     """Label these shards in this process, and show the progress."""
-    with progress_display("label") as show, throttled(labels.progress, (show, *listeners)) as look:
-        label_stored(labels, missing, made=lambda shard: look())
+    with progress_display("label") as show, throttle(labels.progress, (show, *listeners)) as update:
+        label_stored(labels, missing, made=lambda shard: update())
 
 
 def resume_hint(root: Root, sets: Sequence[LabelSet]) -> str:
-    """How much of a lost run is labelled, and the command that goes on."""
+    """How much of a lost run is labelled, and how to go on."""
     labelled = "; ".join(
         f"{len(labels.done())} of {len(root.done())} shards are labelled" for labels in sets[-1:]
     )
@@ -251,10 +249,10 @@ def check_complete(labels: LabelSet, worker_errors: Sequence[str] = ()) -> None:
     if not missing:
         return
     total = len(labels.root.done())
-    text = [f"{len(missing)} of {total} shards not labelled: {few_ranges(missing)}"]
-    text += [*reasons(labels.failures(), missing), *worker_errors]
-    text.append("the rest is safe; go on with the same command; damaged shards: semix verify")
-    raise RelabelFailed("\n".join(text))
+    lines = [f"{len(missing)} of {total} shards not labelled: {few_ranges(missing)}"]
+    lines += [*reasons(labels.failures(), missing), *worker_errors]
+    lines.append("other shards are safe; go on with the same command; damaged shards: semix verify")
+    raise RelabelFailed("\n".join(lines))
 
 
 def baked_root(prepared: PreparedLabels, out: str) -> Root:
@@ -263,7 +261,7 @@ def baked_root(prepared: PreparedLabels, out: str) -> Root:
     The labels of the last set are baked, or the root's own if there is no set.
 
     Raises:
-        InputError: the place cannot be used.
+        InputError: `out` cannot be used.
     """
     return open_baked(
         prepared.root, prepared.config, prepared.sets[-1] if prepared.sets else None, out
@@ -282,7 +280,7 @@ def bake(
     """Bake the shards that the new root lacks, show the progress, and write an index.
 
     Raises:
-        RelabelFailed: shards whose images are damaged; the others are baked.
+        RelabelFailed: images of some shards are damaged; the other shards are baked.
     """
     labels = sets[-1] if sets else None
     todo, plan = to_bake(root, sets, target), plan_of(root)
@@ -290,17 +288,17 @@ def bake(
     def work(shard: int) -> str:
         return _bake_one(shard, root=root, labels=labels, target=target, plan=plan)
 
-    failed = {}
-    with progress_display("bake") as show, throttled(target.progress, (show, *listeners)) as look:
+    errors = {}
+    with progress_display("bake") as show, throttle(target.progress, (show, *listeners)) as update:
         for shard, reason in zip(todo, mapped(work, todo, threads=BAKED_AT_A_TIME), strict=True):
             if reason:
-                failed[shard] = reason
-            look()
-    if failed:
-        text = [f"{len(failed)} of {len(todo)} shards not baked: {few_ranges(failed)}"]
-        text += list(failed.values())[:3]
-        text.append(f"the rest is safe; go on after: semix resume {root.url}")
-        raise RelabelFailed("\n".join(text))
+                errors[shard] = reason
+            update()
+    if errors:
+        lines = [f"{len(errors)} of {len(todo)} shards not baked: {few_ranges(errors)}"]
+        lines += list(errors.values())[:3]
+        lines.append(f"other shards are safe; go on after: semix resume {root.url}")
+        raise RelabelFailed("\n".join(lines))
     target.write_index()
 
 

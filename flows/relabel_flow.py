@@ -1,6 +1,6 @@
 """The Prefect relabel flow: label from stored features or from images, and bake labels.
 
-As in a build, Prefect shows progress, retries and gives up; the store says what is done.
+As in a build, Prefect shows progress, retries and fails; only the store says what is done.
 """
 
 import logging
@@ -27,7 +27,7 @@ from semix.flows.relabel import (
     warn_missing_images,
 )
 from semix.flows.slots import SlotSettings
-from semix.flows.slots.running import follow, slots_running
+from semix.flows.slots.running import follow, run_slots
 from semix.flows.slots.slot import RECORD
 from semix.pipeline.relabel import IMAGES, ensure_set_prototypes
 
@@ -99,7 +99,7 @@ def label_images(labels: LabelSet, settings: SlotSettings, *, key: str) -> list[
     """Label images in slots; returns the errors of slots."""
     url = labels.root.url
     with (
-        slots_running(url, settings, labels=labels.digest) as futures,
+        run_slots(url, settings, labels=labels.digest) as futures,
         progress_display("label") as show,
         progress_artifact(key) as publish,
     ):

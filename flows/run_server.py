@@ -1,4 +1,4 @@
-"""The Prefect server of a run: the configured one, else one of our own on the loopback.
+"""The Prefect server of a run: the configured server, else our own on the loopback.
 
 Without a configured server, Prefect would start one in every process that runs a flow, all on the
 same SQLite file. Our server's process is `python -m semix.flows.child semix.flows.run_server
@@ -28,7 +28,7 @@ from semix.flows.server_probe import require_server
 
 log = logging.getLogger("semix.server")
 
-# Read when Prefect is imported: we report a lost server once, its client with every event.
+# Read when Prefect is imported: we report a lost server once, Prefect's client at every event.
 os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
 # The database may also hold a user's other flows: our server shows and records runs, and leaves
@@ -55,13 +55,13 @@ SETTINGS = {
     **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in FOREIGN_SERVICES},
 }
 START_TIMEOUT_S = 180.0  # the first start on a machine creates Prefect's database
-SEND_TIMEOUT_S = 10.0  # for the last states and log lines, to a living server
+SEND_TIMEOUT_S = 10.0  # for sending the last states and log lines to a living server
 LAST_LINES = 20
 # A foreign web page may map its own host name to the loopback: a browser then takes our server for
 # that page's (DNS rebinding). Any port is allowed, as one may be forwarded to us.
 HOSTS = ("127.0.0.1", "localhost")
-# Per request, unless the user sets them: a process whose server is lost ends only after so many
-# attempts to send its state, its failure and its last log lines.
+# Retries and seconds per request, unless the user sets them: a process whose server is lost ends
+# only after these attempts to send its state, its failure and its last log lines.
 CLIENT_DEFAULTS = {"client.max_retries": 3, "api.request_timeout": 30.0}
 
 
@@ -71,7 +71,7 @@ class Server:
 
     Attributes:
         key: user:password, for the settings of its clients.
-        key_file: holds the same for the user, who alone may read it, to open the server's pages.
+        key_file: file with the key, which only the user can read, to open the server's pages.
     """
 
     url: str
@@ -79,22 +79,22 @@ class Server:
     process: "subprocess.Popen[str]"
     key: str = field(repr=False)
     key_file: Path
-    said: bool = False
+    announced: bool = False
 
     def wait_until_ready(self) -> None:
         """Raises RunFailed, with the end of the log, if the server does not come up."""
-        if not self.said:
+        if not self.announced:
             log.info("starting Prefect for this run: %s", self.url.removesuffix("/api"))
             # The key itself is not logged: logs are stored in many places.
             log.info("its login is in %s", self.key_file)
-            self.said = True
+            self.announced = True
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _answers(f"{self.url}/ready"):
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RunFailed(self._why())
+                raise RunFailed(self._start_failure())
             time.sleep(0.1)
 
-    def _why(self) -> str:
+    def _start_failure(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         if any("database is locked" in line for line in lines):
             remedy = "end the process that locks it, or set PREFECT_HOME to another folder"
@@ -104,7 +104,7 @@ class Server:
 
 _lock = threading.Lock()
 _own_server: Server | None = None
-_usable: ContextVar[str] = ContextVar("usable", default="")  # the configured server, once probed
+_probed_url: ContextVar[str] = ContextVar("usable", default="")  # of the configured server
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
         wait: False enters the block while our server is still starting; a nested block with True
             then waits.
     Raises:
-        InputError: the configured server cannot be used; says why, and what to do.
+        InputError: the configured server cannot be used; states the reason and the remedy.
     """
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
@@ -130,16 +130,16 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
     global _own_server
     configured = PREFECT_API_URL.value()
     if configured and _own_server is None:
-        if configured != _usable.get():
+        if configured != _probed_url.get():
             facts = require_server(configured)
             if facts.warning:
                 log.warning("PREFECT_API_URL = %s: %s", facts.url, facts.warning)
-        token = _usable.set(configured)
+        token = _probed_url.set(configured)
         try:
             with temporary_settings(set_defaults=CLIENT_DEFAULTS):
                 yield configured
         finally:
-            _usable.reset(token)
+            _probed_url.reset(token)
         return
     with ExitStack() as stack:
         with _lock:
@@ -147,19 +147,19 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
                 _own_server = _start()
                 stack.callback(_stop)
             server = _own_server
-        ours = {
+        client_settings = {
             PREFECT_API_URL: server.url,
             PREFECT_API_AUTH_STRING: server.key,
             PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: True,
         }
-        stack.enter_context(temporary_settings(ours, set_defaults=CLIENT_DEFAULTS))
+        stack.enter_context(temporary_settings(client_settings, set_defaults=CLIENT_DEFAULTS))
         if wait:
             server.wait_until_ready()
         yield server.url
 
 
 def is_own_server() -> bool:
-    """Whether the server of the present run is one of our own."""
+    """Whether this process runs its own server, so that none was configured."""
     return _own_server is not None
 
 
@@ -175,7 +175,7 @@ def _start() -> Server:
 
     path = Path(PREFECT_HOME.value()) / "semix-server.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The socket is bound here and inherited, so that nobody can take the port in between.
+    # The socket is bound here and inherited, so that no other program can take the port.
     with socket.socket() as listener, path.open("a") as output:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -219,7 +219,7 @@ def _stop() -> None:
 
 
 def flush_prefect(timeout_s: float) -> None:
-    """Wait for what Prefect sends in the background; later lines would go to another server."""
+    """Wait until Prefect has sent its lines; later ones would go to another server."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

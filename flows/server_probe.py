@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the command line starts without them: Prefect costs more th
 
 ANSWER_S = 10.0  # a server that is not overloaded answers within a tenth of this
 SAFE_SERVER = (3, 6, 28)  # earlier versions let requests bypass authentication
-DATE_LAG_S = 2.0  # of a Date header: it has whole seconds, and servers renew it each second
+DATE_LAG_S = 2.0  # age of a Date header: it has whole seconds, and servers renew it each second
 NO_TOKEN = "accepts changes only with CSRF tokens, which are turned off here"
 CSRF_REMEDY = "set PREFECT_CLIENT_CSRF_SUPPORT_ENABLED=true, or unset it"
 # Names of classes, so that the command line can compare without importing Prefect.
@@ -29,13 +29,13 @@ REQUEST_ERROR = "httpx.RequestError"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What is known about a server.
+    """What a probe finds out about a server.
 
     Attributes:
         url: without secrets.
         version: of Prefect, as the server reports it; Prefect Cloud reports none.
-        authenticated: it accepts our key, or requires none.
-        clock_skew_s: its clock minus ours; its answers carry whole seconds.
+        authenticated: whether it accepts our key, or requires none.
+        clock_skew_s: its clock minus ours, from Date headers, which have whole seconds.
         reason: why it cannot be used, and what to do; empty if it can.
         warning: what may go wrong although it can be used, and what to do; or empty.
     """
@@ -80,13 +80,13 @@ def probe(url: str) -> ServerFacts:
         with httpx.Client(
             base_url=url.rstrip("/"),
             headers={**settings.client.custom_headers, **key},
-            verify=_trust(settings),
+            verify=_tls_context(settings),
             timeout=ANSWER_S,
             follow_redirects=True,
         ) as client:
             return _ask(client, address, settings, has_key=bool(key))
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return ServerFacts(address, reason=_no_answer(error))
+        return ServerFacts(address, reason=_no_answer_reason(error))
 
 
 def authorization() -> dict[str, str]:
@@ -98,7 +98,7 @@ def authorization() -> dict[str, str]:
     return {"Authorization": f"Bearer {api.key.get_secret_value()}"} if api.key else {}
 
 
-def _trust(settings: "Settings") -> ssl.SSLContext:
+def _tls_context(settings: "Settings") -> ssl.SSLContext:
     import certifi
 
     if settings.api.tls_insecure_skip_verify:
@@ -111,29 +111,29 @@ def _trust(settings: "Settings") -> ssl.SSLContext:
 def _ask(
     client: "httpx.Client", address: str, settings: "Settings", *, has_key: bool
 ) -> ServerFacts:
-    asked, cloud = time.time(), address.startswith(str(settings.cloud.api_url))
-    answer = client.get("/health" if cloud else "/admin/version")
-    skew = _skew(answer.headers.get("Date"), asked, time.time())
+    sent_at, is_cloud = time.time(), address.startswith(str(settings.cloud.api_url))
+    answer = client.get("/health" if is_cloud else "/admin/version")
+    skew = _skew(answer.headers.get("Date"), sent_at, time.time())
     facts = ServerFacts(address, reachable=True, clock_skew_s=skew)
-    if refused := _key_refused(answer, has_key) or _fault(answer):
-        return replace(facts, reason=refused)
-    text = None if cloud else _version_in(answer)
-    if text is None and not cloud:
+    if error := _key_error(answer, has_key) or _fault(answer):
+        return replace(facts, reason=error)
+    text = None if is_cloud else _version_in(answer)
+    if text is None and not is_cloud:
         return replace(facts, reason="is not a Prefect API; its address usually ends in /api")
-    reason, warning = _judge(text) if text else ("", "")
+    reason, warning = _version_problems(text) if text else ("", "")
     facts = replace(facts, version=text, authenticated=True, reason=reason, warning=warning)
     if reason:
         return facts
     # Counting flows reads the database; it is a POST, so CSRF protection applies to it.
     answer = client.post("/flows/count", json={})
     if _needs_token(answer):  # our probe has none; Prefect's client has, unless turned off
-        sends = settings.client.csrf_support_enabled
-        return facts if sends else replace(facts, reason=f"{NO_TOKEN}; {CSRF_REMEDY}")
-    refused = _key_refused(answer, has_key)
-    return replace(facts, authenticated=not refused, reason=refused or _fault(answer))
+        client_sends_tokens = settings.client.csrf_support_enabled
+        return facts if client_sends_tokens else replace(facts, reason=f"{NO_TOKEN}; {CSRF_REMEDY}")
+    error = _key_error(answer, has_key)
+    return replace(facts, authenticated=not error, reason=error or _fault(answer))
 
 
-def _key_refused(answer: "httpx.Response", has_key: bool) -> str:
+def _key_error(answer: "httpx.Response", has_key: bool) -> str:
     if answer.status_code not in (401, 403):
         return ""
     names = "PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"
@@ -161,17 +161,17 @@ def _version_in(answer: "httpx.Response") -> str | None:
     return text if isinstance(text, str) and re.match(r"\d+\.\d+", text) else None
 
 
-def _judge(server: str) -> tuple[str, str]:
-    """Reason and warning that follow from a server's version."""
-    ours = version("prefect")
-    if _numbers(server)[0] != _numbers(ours)[0]:
-        remedy = f"runs Prefect {server}, but here is {ours}: install the same major version"
+def _version_problems(remote: str) -> tuple[str, str]:
+    """The reason and the warning that follow from a server's version."""
+    local = version("prefect")
+    if _numbers(remote)[0] != _numbers(local)[0]:
+        remedy = f"runs Prefect {remote}, but here is {local}: install the same major version"
         return f"{remedy} on both sides", ""
-    if _numbers(server) < SAFE_SERVER:
+    if _numbers(remote) < SAFE_SERVER:
         oldest = ".".join(map(str, SAFE_SERVER))
-        return "", f"runs Prefect {server}, whose key can be bypassed; upgrade to {oldest}"
-    if _numbers(server)[:2] < _numbers(ours)[:2]:
-        return "", f"runs Prefect {server}, older than {ours} here; upgrade the server"
+        return "", f"runs Prefect {remote}, whose key can be bypassed; upgrade to {oldest}"
+    if _numbers(remote)[:2] < _numbers(local)[:2]:
+        return "", f"runs Prefect {remote}, older than {local} here; upgrade the server"
     return "", ""
 
 
@@ -179,14 +179,14 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
-def _no_answer(error: Exception) -> str:
+def _no_answer_reason(error: Exception) -> str:
     """Why the server gave no answer."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
-            why = getattr(cause, "verify_message", "") or cause.reason or "refused"
+            tls_error = getattr(cause, "verify_message", "") or cause.reason or "refused"
             remedy = "set PREFECT_API_SSL_CERT_FILE to the authority's certificate"
-            return f"no safe connection (TLS: {why}); {remedy}, or correct the address"
+            return f"no safe connection (TLS: {tls_error}); {remedy}, or correct the address"
         cause = cause.__cause__ or cause.__context__
     start = "start it, or unset this so that semix starts one"
     return f"no Prefect server answers there ({_failure_words(error)}); {start}"
@@ -199,24 +199,24 @@ def _failure_words(error: BaseException) -> str:
     return words.get(type(error).__name__, text)
 
 
-def _skew(date: str | None, asked: float, answered: float) -> float | None:
-    """Difference of a Date header in seconds; 0 if its whole seconds explain it."""
+def _skew(date: str | None, sent_at: float, answered_at: float) -> float | None:
+    """A Date header minus our time, in seconds; 0 if the header's whole seconds explain it."""
     try:
-        theirs = parsedate_to_datetime(date or "").timestamp()
+        server_time = parsedate_to_datetime(date or "").timestamp()
     except ValueError:
         return None
-    if theirs > answered:
-        return theirs - answered
-    return min(0.0, theirs + DATE_LAG_S - asked)
+    if server_time > answered_at:
+        return server_time - answered_at
+    return min(0.0, server_time + DATE_LAG_S - sent_at)
 
 
-def describe_loss(error: BaseException, url: str, *, ours: str = "") -> str:
+def describe_loss(error: BaseException, url: str, *, own_server_end: str = "") -> str:
     """What happened, if this error comes from the Prefect server at `url`; else empty.
 
     Args:
-        ours: how our own server ended; empty for another server.
+        own_server_end: how our own server ended; empty for another server.
     """
-    name = ours or f"the Prefect server at {shown(url)}"
+    name = own_server_end or f"the Prefect server at {shown(url)}"
     if ABORT in _class_names(error):
         return f"{name} says that this run is over ({error})"
     cause: BaseException | None = error
@@ -231,8 +231,8 @@ def describe_loss(error: BaseException, url: str, *, ours: str = "") -> str:
 
 def describe_request_error(error: BaseException) -> str:
     """One line on an error of a request to any server; empty for other errors."""
-    happened, url = _request_fault(error), shown(_request_url(error))
-    return f"the server of {url} {happened}" if happened else ""
+    fault, url = _request_fault(error), shown(_request_url(error))
+    return f"the server of {url} {fault}" if fault else ""
 
 
 def _request_fault(error: BaseException) -> str:
@@ -260,8 +260,8 @@ def _status(error: BaseException) -> int:
 
 
 def _request_url(error: BaseException) -> str:
-    failed: Any = getattr(error, "http_exc", error)
+    request_error: Any = getattr(error, "http_exc", error)
     try:
-        return str(failed.request.url)
+        return str(request_error.request.url)
     except (AttributeError, RuntimeError):  # httpx raises it if the request is not known
         return ""

@@ -18,10 +18,10 @@ from semix.pipeline.config import EncoderConfig, GeneratorConfig
 from semix.pipeline.standins import train_standins
 
 BUILD = "build.yaml"
-STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose images are best with them
-IMAGES, ALPHAS = 1000, 8  # mixed images, at least; alphas per series
-# Goes before the last line of the section `annotation`.
-WHY_SCALE = """\
+STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose images look best with these values
+IMAGES, ALPHAS = 1000, 8  # least number of mixed images; alphas per series
+# The file has it before the last line of its section `annotation`.
+SCALE_COMMENT = """\
   # Gives labels of these models' images about 0.85 of the entropy of even labels. `auto` may make
   # them nearly hard, as the models separate the classes of their training images with ease.
 """
@@ -29,7 +29,7 @@ WHY_SCALE = """\
 log = logging.getLogger("semix.standins")
 
 
-class _WithReal(Settings):
+class _RealSettings(Settings):
     """Any settings that name real data."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -47,8 +47,8 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
         out: folder for the models, and for build.yaml unless it exists.
     Returns:
         `diffusion`, `clip` and `config`, their paths; `seconds` per training; `generated`, the
-        share of generated images in which a classifier of the real ones sees the intended class,
-        and `real`, the share of real test images in which it sees the right class.
+        fraction of generated images in which a classifier of the real ones sees the intended class,
+        and `real`, the fraction of real test images in which it sees the right class.
     Raises:
         InputError: no images, or images that the models cannot be trained on; a folder that
             cannot be written.
@@ -58,8 +58,8 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     from semix.pipeline.standins.softness import soft_scale
 
     folder = Path(where).expanduser()
-    given = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}
-    settings = load_settings(_WithReal, given if folder.is_dir() else where, overrides).real
+    section = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}
+    settings = load_settings(_RealSettings, section if folder.is_dir() else where, overrides).real
     check_outside_images(settings.path, out)
     if settings.name == "imagefolder":
         log_ignored_files(settings)
@@ -67,13 +67,13 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     models = train_standins(real, out)
     generator = {"model": whole_path(models.diffusion), "steps": STEPS, "guidance_scale": GUIDANCE}
     annotation = {"model": f"local-dir:{whole_path(models.clip)}"}
-    small = load_settings(GeneratorConfig, generator)
-    measured = end_point_agreement(small, real)
+    generator_config = load_settings(GeneratorConfig, generator)
+    agreement = end_point_agreement(generator_config, real)
     config = out / BUILD
     if config.exists():
         log.info("%s exists and stays; the models are in %s", config, models.diffusion.parent)
     else:
-        scale = soft_scale(small, EncoderConfig(model=annotation["model"]), real)
+        scale = soft_scale(generator_config, EncoderConfig(model=annotation["model"]), real)
         pairs = math.comb(len(real.class_names), 2)
         values = {
             "real": settings.model_dump(mode="json", exclude_defaults=True),
@@ -82,12 +82,12 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
             "annotation": annotation,
         }
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-        write_atomically(config, f"{text}{WHY_SCALE}  scale: {scale}\n".encode())
+        write_atomically(config, f"{text}{SCALE_COMMENT}  scale: {scale}\n".encode())
     return {
         "diffusion": generator["model"],
         "clip": annotation["model"],
         "config": str(config),
         "seconds": models.seconds,
-        "generated": measured.generated,
-        "real": measured.real,
+        "generated": agreement.generated,
+        "real": agreement.real,
     }

@@ -41,7 +41,7 @@ def study(
 ) -> dict[str, Any]:
     """Start a study, or continue it.
 
-    Mixed datasets that its `builds` name are made first, with the small models that they need.
+    The mixed datasets of its section `builds` are made first, with the small models they need.
     Measured cells stay, and interrupted ones go on from their checkpoints. A failed cell does not
     stop the others; the tables show all measured cells.
 
@@ -50,7 +50,7 @@ def study(
             `section.key=value`.
         out: the study's folder; it holds run folders DATASET/METHOD, or with splits and draws
             DATASET-split0-draw1/METHOD, and in mixed/ the mixed datasets that the study builds.
-        slots: trainers, or workers of builds, at a time; None means one per GPU, or one.
+        slots: number of trainers, or of workers of builds; None means one per GPU, or one.
         only: names of cells as DATASET/METHOD, `*` and `?` as in file names; empty for all.
     Returns:
         The content of study.json.
@@ -62,7 +62,7 @@ def study(
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
     prepared = prepare_study(source, out, overrides, slots=slots or 0, only=only)
     if not prepared.todo:
-        log.info("%s: every chosen cell is measured already", out)
+        log.info("%s: every selected cell is measured already", out)
         return write_study(prepared.settings, prepared.cells, out)
     if isinstance(config, StudyConfig):
         write_json(out / SETTINGS, source)
@@ -141,7 +141,7 @@ def failure_message(missing: dict[str, str], *, cells: int, out: Path) -> str:
     """The cells that are not measured, the reasons, and how to go on."""
     lines = [f"{len(missing)} of {cells} cells are not measured:"]
     lines += [f"{name}: {reason}" for name, reason in missing.items()]
-    these = " ".join(f"--only {name}" for name in missing)
-    lines.append(f"{out / 'study.md'} shows the others; the same command goes on, with")
-    lines.append(f"{these} these alone")
+    only_options = " ".join(f"--only {name}" for name in missing)
+    lines.append(f"{out / 'study.md'} shows the measured cells; the same command goes on, with")
+    lines.append(f"{only_options} these alone")
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from semix.pipeline.standins import StandIns, large_recipe, tiny_recipe, train_s
 
 MODELS = "models"  # below a study's folder
 RECIPES = {"large": large_recipe, "tiny": tiny_recipe}
-LOCAL = "local-dir:"  # open_clip's word for a folder
+LOCAL = "local-dir:"  # open_clip's prefix of a folder
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class MixedPlan:
         url: URL of its root.
         settings: settings of its build, without models if the study trains them.
         real: real images of the runs that train on it.
-        about: dataset, build, split and draw.
+        axes: dataset, build, split and draw.
     """
 
     url: str
     settings: dict[str, Any]
     real: RealDataConfig
-    about: Mapping[str, object]
+    axes: Mapping[str, object]
 
     def config(self, models: StandIns | None) -> BuildConfig:
-        """The config of the build. Raises InputError for settings that are no build's."""
+        """The config of the build. Raises InputError for settings that no build accepts."""
         values = self.settings
         if models is not None:
             trained_models = {
@@ -57,7 +57,7 @@ def mixed_plans(study: StudyConfig, cells: Sequence[Cell]) -> list[MixedPlan]:
     """The mixed datasets that these cells need, each once, in their order.
 
     Raises:
-        InputError: settings that are no build's; names the build.
+        InputError: settings that no build accepts; names the build.
     """
     plans: dict[str, MixedPlan] = {}
     for cell in cells:
@@ -74,8 +74,13 @@ def _plan(study: StudyConfig, cell: Cell, url: str) -> MixedPlan:
         values = merged(values, {"mixing.seed": cell.draw})
     if study.standins:  # filled in when the models are trained
         values = merged(values, {"generator.model": "", "annotation.model": ""})
-    about = {"dataset": cell.dataset, "build": cell.build, "split": cell.split, "draw": cell.draw}
-    plan = MixedPlan(url, values, cell.config.real, about)
+    axes = {
+        "dataset": cell.dataset,
+        "build": cell.build,
+        "split": cell.split,
+        "draw": cell.draw,
+    }
+    plan = MixedPlan(url, values, cell.config.real, axes)
     with error_prefix(f"builds.{cell.build}"):
         plan.config(None)
     return plan
@@ -87,14 +92,14 @@ def models_for(
     """The models of a mixed dataset, trained if necessary; None if its build names them.
 
     Args:
-        plans: all plans of the study. Models with which a dataset of the same real images was
-            begun are used again, even by another version of semix.
+        plans: all plans of the study. If the build of another plan with the same real images has
+            begun, its models are used, even those of another version of semix.
         device: where large models are trained.
     """
     if not study.standins:
         return None
-    for begun_before in (each for each in plans if each.real == plan.real):
-        if models := _stored_models(begun_before):
+    for other_plan in (p for p in plans if p.real == plan.real):
+        if models := _stored_models(other_plan):
             return models
     if study.standins is True:
         return train_standins(load_real(plan.real), out / MODELS)
@@ -139,17 +144,17 @@ def is_built(plan: MixedPlan) -> bool:
     return bool(root.indices()) and not root.missing()
 
 
-def quality_figures(root: Root) -> dict[str, float | int | None]:
-    """Quality figures of a mixed dataset.
+def quality_metrics(root: Root) -> dict[str, float | int | None]:
+    """Quality metrics of a mixed dataset.
 
     Returns:
         Number of images; mean stability of the selected noises, and of all candidates; diversity of
-        the CLIP features; the share of unmixed images whose features are nearest to their own
+        the CLIP features; the fraction of unmixed images whose features are nearest to their own
         class; and the Spearman correlation of alpha and weight, averaged over series.
     """
     import torch
     from semix.data.pinned import PinnedRoot
-    from semix.data.quality import (  # torch again, which a refusal need not wait for
+    from semix.data.quality import (  # imports torch, which a failed check need not wait for
         diversity,
         end_points,
         endpoint_agreement,
@@ -160,18 +165,18 @@ def quality_figures(root: Root) -> dict[str, float | int | None]:
     source = PinnedRoot(root)
     shards = [(list(source.samples(shard)), source.features(shard)) for shard in source.shards]
     records = [sample.record for samples, _ in shards for sample in samples]
-    features = torch.cat([each for _, each in shards])  # [G, A, D]
+    features = torch.cat([shard_features for _, shard_features in shards])  # [G, A, D]
     classes = torch.tensor([record.classes for record in records])
     group, position, intended = end_points(torch.tensor([r.mixtures for r in records]), classes)
     nearest = prototype_distances(features[group, position], source.prototypes).argmin(-1)
     alphas, weights = (
         torch.tensor([getattr(r, name) for r in records]) for name in ("alphas", "weights")
     )
-    scored = [score for record in records for score in record.noise.get("scores", [])]
+    candidate_scores = [score for record in records for score in record.noise.get("scores", [])]
     return {
         "images": alphas.numel(),
         "stability": _mean([record.stability for record in records]),
-        "candidates_stability": _mean(scored),
+        "candidates_stability": _mean(candidate_scores),
         "diversity": diversity(features, classes),
         "end_points": endpoint_agreement(nearest, intended)["share"],
         "spearman": series_quality(alphas, weights).mean,
@@ -179,13 +184,13 @@ def quality_figures(root: Root) -> dict[str, float | int | None]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
-def write_figures_of(plans: Sequence[MixedPlan], out: Path) -> None:
+def write_mixed_csv(plans: Sequence[MixedPlan], out: Path) -> None:
     """Write mixed.csv, one line per mixed dataset, which the study's tables show."""
     from pandas import DataFrame
 
-    lines = [{**plan.about, **quality_figures(Root(plan.url))} for plan in plans]
+    lines = [{**plan.axes, **quality_metrics(Root(plan.url))} for plan in plans]
     write_atomically(out / MIXED_FIGURES, csv_text(DataFrame(lines)).encode())

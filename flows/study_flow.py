@@ -1,4 +1,4 @@
-"""The Prefect study flow: one task per slot, which takes jobs until none is left."""
+"""The Prefect study flow: one task per slot, which runs jobs until the queue is empty."""
 
 import logging
 import tempfile
@@ -40,17 +40,17 @@ from semix.flows.launcher import (
     REFUSAL,
     Device,
     Machines,
-    how_it_ended,
-    last_word,
+    describe_exit,
+    exit_reason,
     launch_command,
-    most_informative,
+    most_informative_reason,
     write_launcher,
 )
 from semix.flows.paths import training_folder
-from semix.flows.slots import MAX_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
+from semix.flows.slots import MAX_SLOTS, QUIET, SlotSettings, own_gpu, prepare_workers
 from semix.flows.slots.slot import RECORD
 from semix.flows.study import PreparedStudy, StudyFailed, failure_message, prepare_study
-from semix.flows.study_builds import MixedPlan, is_built, models_for, open_build, write_figures_of
+from semix.flows.study_builds import MixedPlan, is_built, models_for, open_build, write_mixed_csv
 from semix.pipeline.standins import StandIns
 
 LOOK_EVERY_S = 1.0
@@ -59,10 +59,12 @@ RUNNER: Any = ThreadPoolTaskRunner(max_workers=MAX_SLOTS)
 log = logging.getLogger("semix.study")
 
 
-def run_name(given: Mapping[str, Any]) -> str:
+def run_name(parameters: Mapping[str, Any]) -> str:
     """`study study-digits into digits, only */ce`."""
-    cells = f", only {' '.join(given['only'])}" if given["only"] else ""
-    return f"study {Path(given['config']).stem} into {base_name(given['out'])}{cells[:80]}"
+    cells = f", only {' '.join(parameters['only'])}" if parameters["only"] else ""
+    return (
+        f"study {Path(parameters['config']).stem} into {base_name(parameters['out'])}{cells[:80]}"
+    )
 
 
 @flow(**flow_options("study", run_name), task_runner=RUNNER)
@@ -87,7 +89,7 @@ def study_flow(
         count = slots or max(1, len(gpus))
         make_mixed(prepared, folder, slots=count)
         try:
-            with trainings(plan_jobs(prepared.todo, slots=count), folder, slots=count, gpus=gpus):
+            with run_jobs(plan_jobs(prepared.todo, slots=count), folder, slots=count, gpus=gpus):
                 pass
         except StudyFailed as error:
             failed = error
@@ -107,10 +109,10 @@ def make_mixed(prepared: PreparedStudy, out: Path, *, slots: int) -> None:
             models[plan.real] = small_models(plan, prepared, out)
         root, config = open_build(plan, models.get(plan.real))
         if not is_built(plan):
-            with workers_ahead(SlotSettings(slots), url=root.url):
+            with prepare_workers(SlotSettings(slots), url=root.url):
                 build_flow(out=root.url, config=str(config), slots=slots)
     if plans:
-        write_figures_of(plans, out)
+        write_mixed_csv(plans, out)
 
 
 @task(task_run_name="small models", **RECORD)
@@ -121,16 +123,16 @@ def small_models(plan: MixedPlan, prepared: PreparedStudy, out: Path) -> StandIn
 
 
 @contextmanager
-def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]) -> Iterator[None]:
+def run_jobs(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]) -> Iterator[None]:
     """Train and measure the runs of all jobs during the block, and wait for their end.
 
     Args:
-        gpus: distributed over the slots.
+        gpus: identifiers of GPUs, which are distributed over the slots.
     Raises:
         StudyFailed: names the runs that are not measured, and the reasons.
     """
     runs = list(dict.fromkeys(run for job in jobs for run in job.runs))
-    queue, ended = SimpleQueue[Job](), SimpleQueue[str]()
+    queue, ended_runs = SimpleQueue[Job](), SimpleQueue[str]()
     for job in jobs:
         queue.put(job)
     for run in runs:
@@ -146,26 +148,28 @@ def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]
                 slots=slots,
                 environment=own_gpu(slot, gpus),
                 stop=stop,
-                ended=ended,
+                ended=ended_runs,
             )
             for slot in range(slots)
         ]
         yield
-        follow(futures, ended, sum(len(job.runs) for job in jobs), out=out)
+        follow(futures, ended_runs, sum(len(job.runs) for job in jobs), out=out)
     finally:
         stop.set()  # also after an interrupt; the flow ends after its trainers
     results = [future.result(raise_on_failure=False) for future in futures]
     check_complete(out, runs, errors=[str(r) for r in results if isinstance(r, Exception)])
 
 
-def follow(futures: Sequence[Any], ended: "SimpleQueue[str]", trainings: int, *, out: Path) -> None:
-    """Show how many trainings have ended, until every slot has."""
+def follow(
+    futures: Sequence[Any], ended_runs: "SimpleQueue[str]", num_trainings: int, *, out: Path
+) -> None:
+    """Show how many trainings have ended, until every slot has ended."""
     pending = {future.wrapped_future for future in futures}
     with growing_artifact(artifact_key("study", str(out))) as publish:
         while pending:
             pending = wait(pending, timeout=LOOK_EVERY_S).not_done
-            done = ended.qsize()
-            publish(done / max(1, trainings), f"{done} of {trainings} trainings ended")
+            done = ended_runs.qsize()
+            publish(done / max(1, num_trainings), f"{done} of {num_trainings} trainings ended")
 
 
 @task(task_run_name="tables", **RECORD)
@@ -196,7 +200,7 @@ def check_complete(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> 
 
 
 class SlotLost(RuntimeError):
-    """A slot's GPU does not work any more; the same command trains the rest of its job."""
+    """A slot's GPU does not work any more; the same command trains its remaining runs."""
 
 
 @task(task_run_name="train slot {slot}", **RECORD)
@@ -213,8 +217,8 @@ def work(
     """Take jobs and train their runs, one process at a time; `stop` ends it early.
 
     Args:
-        environment: changes to our own: the slot's GPU, if it has one.
-        ended: receives the run of every training that ended.
+        environment: changes to this process's environment: the slot's GPU, if it has one.
+        ended: queue that receives the run of every training that ended.
     Raises:
         SlotLost: a training failed, and its GPU does not work.
     """
@@ -225,12 +229,12 @@ def work(
         failure = train_run(out / run, job, slots=slots, environment=environment, stop=stop)
         # On a lost GPU, all remaining runs would fail, one after the other.
         if failure and environment and (fault := gpu_fault(environment, stop)):
-            lost = f"slot {slot}: GPU {environment[VISIBLE_DEVICES]} does not work: {fault}"
-            log.error("%s; other slots go on", lost)
-            note_in_folder(out / run, replace(failure, reason=f"{lost}; {failure.reason}"))
-            raise SlotLost(lost)
+            reason = f"slot {slot}: GPU {environment[VISIBLE_DEVICES]} does not work: {fault}"
+            log.error("%s; other slots go on", reason)
+            record_failure(out / run, replace(failure, reason=f"{reason}; {failure.reason}"))
+            raise SlotLost(reason)
         if failure:
-            note_in_folder(out / run, failure)
+            record_failure(out / run, failure)
         done.append(run)
         ended.put(run)
     return {"slot": slot, "runs": done}
@@ -252,7 +256,7 @@ class TrainingFailure:
     last_lines: Sequence[str] = ()
 
 
-def note_in_folder(run: Path, failure: TrainingFailure) -> None:
+def record_failure(run: Path, failure: TrainingFailure) -> None:
     """Write the failure to the run's folder, if possible."""
     try:
         note_failure(run, failure.reason, last_lines=failure.last_lines)
@@ -283,10 +287,10 @@ def _launch(
     run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
 ) -> tuple[ChildExit, str]:
     """Launch the trainer; returns how it ended, and the reason in one line."""
-    name, words = f"{run.parent.name}/{run.name}", list[str]()
+    name, reasons = f"{run.parent.name}/{run.name}", list[str]()
 
     def on_line(line: str) -> None:
-        words.extend(last_word(line))
+        reasons.extend(exit_reason(line))
         log.info("%s: %s", name, line)
 
     seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
@@ -303,10 +307,10 @@ def _launch(
             stop=stop,
             grace_s=GRACE_S,
         )
-    word = most_informative(words)
-    if word.startswith((REFUSAL, DIVERGENCE)):
-        return outcome, word.removeprefix(REFUSAL)
-    return outcome, how_it_ended(outcome, words)
+    reason = most_informative_reason(reasons)
+    if reason.startswith((REFUSAL, DIVERGENCE)):
+        return outcome, reason.removeprefix(REFUSAL)
+    return outcome, describe_exit(outcome, reasons)
 
 
 def settings_of(run: Path) -> TrainConfig:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from semix.data.printable import OncePerRun, printable, printable_line
 
-ABOUT_A_RUN = ("semix.calib", "semix.data")  # their warnings are about settings, not events
+ONCE_PER_RUN = ("semix.calib", "semix.data")  # their warnings are about settings, not events
 
 console = Console(stderr=True)
 
@@ -22,18 +22,18 @@ class _ConsoleHandler(logging.Handler):
     """Prints whole lines through the console, so that they pass above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        time_of_day = time.strftime("%H:%M:%S", time.localtime(record.created))
         text = record.getMessage().replace("\n", "\n  ")  # no line can pass for another message
         with suppress(OSError):  # a log on a full disk must not end the work
-            say(f"{clock} {mark}{text}")
+            say(f"{time_of_day} {level}{text}")
 
 
 def set_up_logging(*, debug: bool = False) -> None:
     """Show log lines of semix, from INFO up or all of them."""
     logger = logging.getLogger("semix")
     handler = _ConsoleHandler()
-    handler.addFilter(OncePerRun(ABOUT_A_RUN))
+    handler.addFilter(OncePerRun(ONCE_PER_RUN))
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     logger.propagate = False
@@ -41,7 +41,7 @@ def set_up_logging(*, debug: bool = False) -> None:
 
 @contextmanager
 def details_in(path: Path) -> Iterator[None]:
-    """During the block, log lines and bars go to a file, as the screen shows something else."""
+    """Write log lines and bars to a file during the block, as the screen shows something else."""
     with path.open("a", encoding="utf-8") as file:
         console.file = file
         try:
@@ -75,13 +75,13 @@ def print_findings(rows: Sequence[tuple[str, str, str, str]], styles: Mapping[st
     Args:
         styles: style of each state.
     """
-    screen = Console()
-    first, second = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
+    output = Console()
+    check_width, state_width = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
     for name, state, result, remedy in rows:
         label = printable_line(name)
-        text = Text.assemble(f"{label:{first}}  ", (f"{state:{second}}", styles[state]))
+        text = Text.assemble(f"{label:{check_width}}  ", (f"{state:{state_width}}", styles[state]))
         text.append(f"  {printable(result)}" + (f"\n    {printable(remedy)}" if remedy else ""))
-        screen.print(text, soft_wrap=True, highlight=False)
+        output.print(text, soft_wrap=True, highlight=False)
 
 
 def emit_facts(facts: dict[str, Any], *, as_json: bool) -> None:

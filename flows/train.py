@@ -19,7 +19,7 @@ from semix.flows.configs import load_config
 from semix.flows.launcher import MAX_RESTARTS, Machines, check_machines
 from semix.flows.paths import check_writable, training_folder
 
-CLAIM_TIMEOUT_S = 900.0  # as long as training processes wait for one another to begin
+CLAIM_TIMEOUT_S = 900.0  # equals the time that training processes wait for one another
 LOOK_S = 1.0
 
 log = logging.getLogger("semix.train")
@@ -35,14 +35,14 @@ def train(
 ) -> Path:
     """Run the trainer through accelerate, under a Prefect flow, to its end.
 
-    A run that is measured under the same settings stays as it is; an interrupted one goes on from
+    A run that is measured under the same settings is not changed; an interrupted run goes on from
     its checkpoints.
 
     Args:
         config: settings, or path or URL of a YAML file of them; `overrides` as in
             `section.key=value`.
         run: the run folder; machines that train together share it.
-        machines: number and place of processes; by default one here.
+        machines: number and machines of the processes; by default one process here.
         restarts: how often a trainer that was killed or crashed is started again.
     Returns:
         `run`, which now holds evaluation.json.
@@ -50,15 +50,15 @@ def train(
         InputError: settings or folder cannot be used; nothing was started.
         TrainFailed: the trainer failed.
     """
-    source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
-    prepared = prepare_training(source, run, overrides, machines, restarts=restarts)
+    config_source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
+    prepared = prepare_training(config_source, run, overrides, machines, restarts=restarts)
     folder = prepared.run
     if prepared.measured:
         log.info("%s: measured already, nothing to do", folder)
         return folder
-    claimed = claim(prepared.settings, folder, machines)
-    if isinstance(config, TrainConfig):  # the flow gets a file, which a person can use again
-        config, overrides = claimed, ()
+    config_file = claim(prepared.settings, folder, machines)
+    if isinstance(config, TrainConfig):  # the flow gets a file, which people can use again
+        config, overrides = config_file, ()
     run_flow(
         "semix.flows.train_flow.train_flow",
         prepared=prepared,
@@ -80,7 +80,7 @@ class PreparedTraining:
     """A training run that passed all checks.
 
     Attributes:
-        measured: whether it is done already.
+        measured: whether all seeds are measured already.
     """
 
     settings: TrainConfig
@@ -131,13 +131,13 @@ def checked_run_folder(
 
 
 def claim(settings: TrainConfig, run: Path, machines: Machines) -> Path:
-    """Path of the run's config.json with these settings, which machine 0 writes.
+    """Path of the run's config.json, which holds these settings and which machine 0 writes.
 
     Raises:
         InputError: the folder belongs to another run, cannot be written, or is not shared.
     """
     if machines.rank > 0:
-        return _claimed(settings, run)
+        return _wait_for_claim(settings, run)
     try:
         return claim_run(settings, run)
     except OSError as error:
@@ -145,8 +145,8 @@ def claim(settings: TrainConfig, run: Path, machines: Machines) -> Path:
         raise InputError("out", run, remedy) from None
 
 
-def _claimed(settings: TrainConfig, run: Path) -> Path:
-    """Wait until machine 0 has written the same settings."""
+def _wait_for_claim(settings: TrainConfig, run: Path) -> Path:
+    """Path of config.json, once machine 0 has written the same settings to it."""
     path, deadline = run / CONFIG, time.monotonic() + CLAIM_TIMEOUT_S
     expected = settings.model_dump(mode="json")
     log.info("waiting for machine 0 to begin in %s", run)

@@ -26,17 +26,17 @@ from semix.flows.launcher import (
     GRACE_S,
     REFUSAL,
     Machines,
-    how_it_ended,
-    last_word,
+    describe_exit,
+    exit_reason,
     launch_command,
-    most_informative,
+    most_informative_reason,
     trainer_environment,
     write_launcher,
 )
 from semix.flows.slots.slot import RECORD
 from semix.flows.train import PreparedTraining, claim, prepare_training
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0
 
 log = logging.getLogger("semix.train")
 
@@ -73,15 +73,15 @@ def train_flow(
 
     A cancelled run writes a checkpoint first; start it again, and it goes on.
     """
-    together = Machines(processes, machines, machine_rank, main_process, device)
+    launch_machines = Machines(processes, machines, machine_rank, main_process, device)
     with run_context("train"):
         prepared = from_caller(PreparedTraining) or prepare_training(
-            config, out, overrides, together, restarts=restarts
+            config, out, overrides, launch_machines, restarts=restarts
         )
         settings, run = prepared.settings, prepared.run
         key = artifact_key("train", str(run))
         if not prepared.measured:
-            run_trainer(settings, run, together, restarts=restarts, key=key)
+            run_trainer(settings, run, launch_machines, restarts=restarts, key=key)
         if machine_rank == 0:
             result_table(load_methods([run]), key=key)
             link_to(run / EVALUATION, key=key)
@@ -108,26 +108,27 @@ def run_trainer(
     """
     machines = replace(machines, device=settled_device(machines.device))
     trainer = ["--config", str(claim(settings, run, machines)), f"--device={machines.device}"]
-    grows = machines.rank == 0
-    showing = training_artifact(settings, run, key=key) if grows else nullcontext(_nothing)
-    with tempfile.TemporaryDirectory(prefix="semix-") as folder, showing as show:
+    is_main = machines.rank == 0
+    display = training_artifact(settings, run, key=key) if is_main else nullcontext(_show_nothing)
+    with tempfile.TemporaryDirectory(prefix="semix-") as folder, display as show:
         launcher = write_launcher(settings, Path(folder), machines)
-        command = launch_command(launcher, trainer, num_processes=machines.here)
-        restarting = launch.with_options(retries=restarts, retry_delay_seconds=pauses(restarts))
-        restarting(command, trainer_environment(machines), restarts, show)
+        command = launch_command(launcher, trainer, num_processes=machines.local_processes)
+        launch_task = launch.with_options(retries=restarts, retry_delay_seconds=pauses(restarts))
+        launch_task(command, trainer_environment(machines), restarts, show)
         show()
 
 
-def _nothing() -> None:
+def _show_nothing() -> None:
     pass
 
 
 def pauses(restarts: int) -> list[float]:
-    """Growing seconds before each restart; the last value also holds for all later ones."""
-    return [min(FIRST_PAUSE_S * 2**i, LONGEST_PAUSE_S) for i in range(max(1, min(restarts, 8)))]
+    """Seconds before each restart; the last value also holds for all later restarts."""
+    return [min(FIRST_PAUSE_S * 2**i, MAX_PAUSE_S) for i in range(max(1, min(restarts, 8)))]
 
 
 def worth_a_restart(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
+    """Prefect's retry condition: whether a task run failed because its trainer was lost."""
     return isinstance(state.result(raise_on_failure=False), TrainerLost)
 
 
@@ -136,23 +137,23 @@ def launch(
     command: Sequence[str],
     environment: Mapping[str, str],
     restarts: int = 0,
-    show: Callable[[], None] = _nothing,
+    show: Callable[[], None] = _show_nothing,
 ) -> None:
     """Run the trainer to its end; Prefect starts it again if it was lost.
 
     Args:
-        environment: changes to our own.
-        restarts: how many there may be.
-        show: called after every line, as each epoch writes one.
+        environment: changes to this process's environment.
+        restarts: maximum number of restarts.
+        show: called after every line of the trainer, which writes one per epoch.
 
     Raises:
         TrainFailed: with the exit status and the trainer's last lines.
-        TrainerLost: likewise; it was killed or crashed.
+        TrainerLost: likewise, for a trainer that was killed or crashed.
     """
-    words: list[str] = []
+    reasons: list[str] = []
 
     def on_line(line: str) -> None:
-        words.extend(last_word(line))
+        reasons.extend(exit_reason(line))
         if not line.startswith(REFUSAL):  # the exception repeats it
             log.info("%s", line)
         show()
@@ -166,23 +167,23 @@ def launch(
         log.warning("stopped; the training is in a checkpoint, and the same command goes on")
         raise
     if outcome.returncode != 0:
-        raise failure(outcome, words)
+        raise failure(outcome, reasons)
 
 
-def failure(outcome: ChildExit, words: Sequence[str]) -> TrainFailed:
-    """The error to raise for a trainer that ended with one.
+def failure(outcome: ChildExit, reasons: Sequence[str]) -> TrainFailed:
+    """The error to raise for a trainer that ended with an error.
 
     Args:
-        words: reasons that trainers gave; accelerate turns every exit status into 1, and with
+        reasons: reasons that trainers gave; accelerate turns every exit status into 1, and with
             several processes adds a long report.
     """
-    word = most_informative(words)
-    if word.startswith(REFUSAL):
-        return TrainFailed(word.removeprefix(REFUSAL), exit_status=2)
-    if word.startswith(DIVERGENCE):  # a restart would diverge again
-        return TrainFailed(f"{word}; the last checkpoint stays")
-    # A stop of semix itself does not come here, so an interruption counts as a loss, too.
-    lines = [f"training ended: {how_it_ended(outcome, words)}", *outcome.last_lines]
+    reason = most_informative_reason(reasons)
+    if reason.startswith(REFUSAL):
+        return TrainFailed(reason.removeprefix(REFUSAL), exit_status=2)
+    if reason.startswith(DIVERGENCE):  # a restart would diverge again
+        return TrainFailed(f"{reason}; the last checkpoint stays")
+    # If semix itself is stopped, this is not reached, so an interruption counts as a loss, too.
+    lines = [f"training ended: {describe_exit(outcome, reasons)}", *outcome.last_lines]
     # No other trainer may run beside one that cannot be ended.
-    kind = TrainFailed if outcome.stuck else TrainerLost
-    return kind("\n".join([*lines, "checkpoints stay; the same command goes on"]))
+    error_type = TrainFailed if outcome.stuck else TrainerLost
+    return error_type("\n".join([*lines, "checkpoints stay; the same command goes on"]))

@@ -41,7 +41,7 @@ from semix.flows.study_builds import (
     mixed_plans,
     models_for,
     open_build,
-    write_figures_of,
+    write_mixed_csv,
 )
 
 CONFIG = Path(__file__).with_name("study.yaml")
@@ -152,7 +152,7 @@ class GpuStudy:
                 with self._timed("models and mixed images"):
                     self._run([*command, "--only-mixed", plan.url])
         if self.plans:
-            write_figures_of(self.plans, self.out)
+            write_mixed_csv(self.plans, self.out)
         missing = [cell for cell in self.cells if not is_measured(cell.config, cell.run(self.out))]
         for cell in missing:
             claim_run(cell.config, cell.run(self.out))

@@ -16,9 +16,9 @@ from semix.data.errors import choices
 from typer import BadParameter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-WIDEST = 100  # columns
-NAMES = 10  # columns of the longest command's name, so that descriptions align
-NO_CHOICE = re.compile(r"Value error, '(.*)' is not one of (.*)\.$", re.DOTALL)  # Typer's words
+MAX_WIDTH = 100  # columns
+NAME_WIDTH = 10  # columns of the longest command name, so that all descriptions align
+NOT_A_CHOICE = re.compile(r"Value error, '(.*)' is not one of (.*)\.$", re.DOTALL)  # Typer's words
 
 Panels = dict[str, list[tuple[str, str]]]
 
@@ -28,9 +28,9 @@ class CommandPage(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except BadParameter as error:
-            if no_choice := NO_CHOICE.match(error.message):
-                value, known = no_choice[1], re.findall("'([^']*)'", no_choice[2])
-                error.message = f"{value!r}: {choices(value, known)}"
+            if match := NOT_A_CHOICE.match(error.message):
+                value, allowed = match[1], re.findall("'([^']*)'", match[2])
+                error.message = f"{value!r}: {choices(value, allowed)}"
             raise
 
     def format_help(self, ctx: Any, formatter: object) -> None:
@@ -60,26 +60,28 @@ def _parameters(command: TyperCommand | TyperGroup, ctx: Any) -> Panels:
     return panels
 
 
-def _panel_of(part: object) -> str | None:
-    return getattr(part, "rich_help_panel", None)
+def _panel_of(item: object) -> str | None:
+    """The help panel of a command or parameter."""
+    return getattr(item, "rich_help_panel", None)
 
 
 def _print(usage: str, text: str | None, panels: Panels) -> None:
     console = Console(highlight=False)
-    console.width = min(console.width, WIDEST)
+    console.width = min(console.width, MAX_WIDTH)
     for paragraph in (usage, *(text or "").split("\n\n")):
         console.print(Padding(Text(paragraph), (1, 1, 0, 1), expand=False))
     console.print()
     for title, rows in panels.items():
         table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(style="bold cyan", min_width=NAMES, overflow="fold")
+        table.add_column(style="bold cyan", min_width=NAME_WIDTH, overflow="fold")
         table.add_column(overflow="fold")
-        for name, words in rows:
-            table.add_row(Text(name), _whole(words))
+        for name, description in rows:
+            table.add_row(Text(name), _description_columns(description))
         console.print(Panel(table, title=title, title_align="left", border_style="dim"))
 
 
-def _whole(words: str) -> Columns:
-    """The description; a bracket at its end, as in "[default: auto]", is never broken."""
-    text, bracket, rest = words.replace(r"\[", "[").partition("  [")  # Typer 0.20 escapes it
-    return Columns([Text(text), Text(bracket.strip() + rest)] if bracket else [Text(text)])
+def _description_columns(description: str) -> Columns:
+    """The description; a bracket at its end, as in "[default: auto]", is not wrapped."""
+    unescaped = description.replace(r"\[", "[")  # Typer 0.20 escapes it
+    text, bracket, bracket_text = unescaped.partition("  [")
+    return Columns([Text(text), Text(bracket.strip() + bracket_text)] if bracket else [Text(text)])

@@ -10,7 +10,7 @@ from semix.data.formats import Failure
 from semix.data.printable import printable_line
 from semix.data.root import Root
 from semix.data.tar import GroupSample
-from semix.data.verify import verify as verified
+from semix.data.verify import verify as verify_root
 from semix.flows import parameters as p
 from semix.flows.failures import translate_damage
 from semix.flows.paths import output_file
@@ -18,7 +18,7 @@ from semix.flows.prices import Price
 from semix.flows.progress import show_root
 from semix.flows.terminal import emit, emit_json, print_error
 
-PICTURE = typer.Option(metavar="FILE", help="image file to write, .png or .webp")
+IMAGE_FILE = typer.Option(metavar="FILE", help="image file to write, .png or .webp")
 TRACEBACK_LINES = 5
 
 
@@ -37,26 +37,28 @@ def failures(url: p.Root, json: p.Json = False) -> None:
     Example:
       semix failures /data/birds-mixed
     """
-    explained = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
+    failed_shards = {
+        shard: _failure_facts(attempts) for shard, attempts in Root(url).failures().items()
+    }
     if json:
-        emit_json(explained)
+        emit_json(failed_shards)
         return
-    for shard, facts in explained.items():
+    for shard, facts in failed_shards.items():
         count, group = facts["attempts"], facts["group"]
-        where = "" if group is None else f"group {group}, "
+        series = "" if group is None else f"group {group}, "
         times = "1 attempt" if count == 1 else f"{count} attempts"
         reason = printable_line(f"{facts['error']}: {facts['message']}")
-        emit(f"shard {shard}: {reason} ({where}{times})")
+        emit(f"shard {shard}: {reason} ({series}{times})")
     emit(
-        f"{len(explained)} shards; try them again with --retry-failed, or leave them out with "
+        f"{len(failed_shards)} shards; try them again with --retry-failed, or leave them out with "
         "--skip-failed LIMIT"
-        if explained
+        if failed_shards
         else "no failures"
     )
 
 
-def _explained(attempts: list[Failure]) -> dict[str, Any]:
-    """The last attempt, and the number of attempts."""
+def _failure_facts(attempts: list[Failure]) -> dict[str, Any]:
+    """Facts about the last attempt at a shard, and the number of attempts."""
     last = attempts[-1]
     return {
         "attempts": len(attempts),
@@ -73,7 +75,7 @@ def verify(
     full: Annotated[bool, typer.Option("--full", help="also check hashes, images, labels")] = False,
     json: p.Json = False,
 ) -> None:
-    """Check that all files of a mixed dataset are as recorded.
+    """Check that all files of a mixed dataset agree with its records.
 
     The exit status is 1 if something is damaged.
 
@@ -82,7 +84,7 @@ def verify(
     """
     root = Root(url)
     problems = []
-    for problem in verified(root, full=full):
+    for problem in verify_root(root, full=full):
         problems.append(problem)
         if not json:
             emit(f"{'' if problem.damage else 'orphan: '}{printable_line(str(problem))}")
@@ -95,8 +97,8 @@ def verify(
             ]
         )
     elif damaged:
-        again = f"semix resume {root.url}{' --full' * full}"
-        emit(f"{damaged} problems; `{again}` makes the damaged parts again")
+        command = f"semix resume {root.url}{' --full' * full}"
+        emit(f"{damaged} problems; `{command}` makes the damaged files again")
     else:
         orphans = f"; {len(problems)} orphans, see `semix gc {root.url}`" if problems else ""
         emit(f"{len(root.done())} shards as recorded{orphans}")
@@ -105,7 +107,7 @@ def verify(
 
 def browse(
     url: p.Root,
-    out: Annotated[Path, PICTURE] = Path("series.png"),
+    out: Annotated[Path, IMAGE_FILE] = Path("series.png"),
     groups: Annotated[
         str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of each pair")
     ] = "",
@@ -115,9 +117,9 @@ def browse(
     Example:
       semix browse /data/birds-mixed --groups 3,7-9
     """
-    _check_picture(out)
+    _check_image_file(out)
     root = Root(url)
-    numbers = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
+    numbers = sorted(p.parse_numbers(groups)) if groups else some_of_all_pairs(root)
     with translate_damage(root.url):
         sheet = contact_sheet(read_series(root, numbers))
     sheet.save(out)
@@ -127,7 +129,7 @@ def browse(
 def show(
     url: p.Root,
     group: Annotated[int, typer.Argument(metavar="GROUP", help="number of the series")],
-    out: Annotated[Path | None, PICTURE] = None,
+    out: Annotated[Path | None, IMAGE_FILE] = None,
     regenerate: Annotated[bool, typer.Option("--regenerate", help="make again, compare")] = False,
     device: p.Device = "auto",
     json: p.Json = False,
@@ -138,14 +140,14 @@ def show(
       semix show /data/birds-mixed 40 --out series-40.png
     """
     if out:
-        _check_picture(out)
+        _check_image_file(out)
     root = Root(url)
     shard = shard_of(root, group)
     record = root.record(shard)
     facts: dict[str, Any] = {"group": group, "shard": shard, "tar": record and record.tar}
-    sample = _stored(root, group) if record else None
+    sample = _stored_series(root, group) if record else None
     if regenerate:
-        sample, facts["same_pixels"] = _regenerated(root, group, sample, device=device)
+        sample, facts["same_pixels"] = _regenerated_series(root, group, sample, device=device)
     if sample is not None:
         facts |= sample.record.model_dump(mode="json", exclude_unset=True)
         if out:
@@ -156,15 +158,15 @@ def show(
     if json:
         emit_json(facts)
     else:
-        emit("\n".join(_readable(facts, url=root.url)))
+        emit("\n".join(_series_lines(facts, url=root.url)))
 
 
-def _stored(root: Root, group: int) -> GroupSample:
+def _stored_series(root: Root, group: int) -> GroupSample:
     with translate_damage(root.url):
         return read_series(root, [group])[0]
 
 
-def _check_picture(out: Path) -> None:
+def _check_image_file(out: Path) -> None:
     """Raise InputError before drawing if the image file cannot be written."""
     output_file("--out", out)
     if out.suffix.lower() not in (".png", ".webp") or out.is_dir():
@@ -174,17 +176,17 @@ def _check_picture(out: Path) -> None:
         raise InputError("--out", out, remedy)
 
 
-def _regenerated(
+def _regenerated_series(
     root: Root, group: int, stored: GroupSample | None, *, device: str
 ) -> tuple[GroupSample, bool | None]:
-    """The series, generated again, and whether its pixels equal the stored ones; None without."""
+    """The series, generated again, and whether its pixels equal the stored ones, if any."""
     from semix.pipeline.shard import regenerate, same_pixels
 
     regenerated = regenerate(root, group, device=device)
     return regenerated, None if stored is None else same_pixels(regenerated, stored)
 
 
-def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
+def _series_lines(facts: dict[str, Any], *, url: str) -> list[str]:
     shard = facts["shard"]
     tar = facts["tar"] or f"not made yet; semix resume {url} --shards {shard}"
     lines = [f"group {facts['group']}, shard {shard}: {tar}"]
@@ -198,8 +200,8 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
         lines.append("alpha  weight  label")
         rows = zip(facts["alphas"], facts["weights"], facts["labels"], strict=True)
         for alpha, weight, label in rows:
-            shares = ", ".join(f"{target}: {share:.3f}" for target, share in label)
-            lines.append(f"{alpha:5.3f}  {weight:6.3f}  {shares}")
+            probabilities = ", ".join(f"{target}: {value:.3f}" for target, value in label)
+            lines.append(f"{alpha:5.3f}  {weight:6.3f}  {probabilities}")
     if "same_pixels" in facts:
         verdict = {True: "equal", False: "differ from", None: "cannot be compared with"}
         lines.append(f"regenerated pixels {verdict[facts['same_pixels']]} the stored ones")
@@ -209,19 +211,19 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
 
 
 def noise_in_words(facts: dict[str, Any]) -> str:
-    """`select, stability 0.812, scores (0.812, 0.64)`: the strategy, then the known figures."""
-    others = (item for item in facts.items() if item[0] != "strategy")
-    known = {key: value for key, value in others if value is not None}
-    parts = [f"{key.replace('_', ' ')} {_in_words(value)}" for key, value in known.items()]
-    return ", ".join([str(facts.get("strategy", "unknown")), *parts])
+    """`select, stability 0.812, scores (0.812, 0.64)`: the strategy, then the known values."""
+    measured = (item for item in facts.items() if item[0] != "strategy")
+    values = {key: value for key, value in measured if value is not None}
+    texts = [f"{key.replace('_', ' ')} {_value_text(value)}" for key, value in values.items()]
+    return ", ".join([str(facts.get("strategy", "unknown")), *texts])
 
 
-def _in_words(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A value as text: numbers to three digits, lists in brackets, None as `unknown`."""
     if isinstance(value, list):
-        return f"({', '.join(map(_in_words, value))})"
+        return f"({', '.join(map(_value_text, value))})"
     if isinstance(value, dict):
-        return f"({', '.join(f'{key} {_in_words(each)}' for key, each in value.items())})"
+        return f"({', '.join(f'{key} {_value_text(item)}' for key, item in value.items())})"
     return (
         f"{value:.3g}" if isinstance(value, float) else "unknown" if value is None else str(value)
     )

@@ -15,7 +15,7 @@ from semix.data.root import Root
 from semix.flows import parameters as p
 from semix.flows import prices
 from semix.flows.configs import load_config
-from semix.flows.costs import SHARE, readable
+from semix.flows.costs import DEFAULT_SHARE, readable
 from semix.flows.failures import translate_damage
 from semix.flows.paths import output_file
 from semix.flows.progress import show_root
@@ -24,7 +24,9 @@ from semix.flows.terminal import emit, emit_facts, emit_json
 from semix.pipeline.config import BuildConfig
 
 
-def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Json = False) -> None:
+def quickstart(
+    out: p.QuickstartFolder = "quickstart", seeds: p.Seeds = 3, json: p.Json = False
+) -> None:
     """Run everything once on handwritten digits; write a report.
 
     Example:
@@ -75,8 +77,8 @@ def build(
     full: p.Full = False,
     device: p.Device = "auto",
     share: Annotated[
-        float, typer.Option(metavar="FRACTION", help="share of --rate that the estimate expects")
-    ] = SHARE,
+        float, typer.Option(metavar="FRACTION", help="fraction of --rate that the estimate expects")
+    ] = DEFAULT_SHARE,
     rate: Annotated[
         float | None, typer.Option(metavar="TFLOPS", help="speed of the device; default: measured")
     ] = None,
@@ -91,22 +93,22 @@ def build(
     from semix.flows import build as building
     from semix.flows.build_steps import ShardSelection
 
-    selection = ShardSelection(p.chosen(shards), retry_failed, skip_failed)
-    hourly = prices.Price.read(price)
+    selection = ShardSelection(p.parse_numbers(shards), retry_failed, skip_failed)
+    hourly_price = prices.Price.read(price)
     if check or time:
         settings = load_config(BuildConfig, config, overrides)
         facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
-        facts_shown: dict[str, Any] = facts if json else {**readable(facts)}
-        if hourly is not None:
-            cost = prices.price_of_check(facts, hourly)
-            facts_shown["price"] = cost if json else prices.words_of_check(cost, hourly)
-        emit_facts(facts_shown, as_json=json)
+        shown_facts: dict[str, Any] = facts if json else {**readable(facts)}
+        if hourly_price is not None:
+            cost = prices.price_of_check(facts, hourly_price)
+            shown_facts["price"] = cost if json else prices.words_of_check(cost, hourly_price)
+        emit_facts(shown_facts, as_json=json)
         return
-    where = SlotSettings(slots, runner, cluster, range, device)
+    placement = SlotSettings(slots, runner, cluster, range, device)
     root = building.build(
-        config, out, overrides=overrides, slots=where, selection=selection, full=full
+        config, out, overrides=overrides, slots=placement, selection=selection, full=full
     )
-    show_root(root, as_json=json, price=hourly)
+    show_root(root, as_json=json, price=hourly_price)
 
 
 def resume(
@@ -133,9 +135,11 @@ def resume(
     from semix.flows import build as building
     from semix.flows.build_steps import ShardSelection
 
-    selection = ShardSelection(p.chosen(shards), retry_failed, skip_failed)
-    where = SlotSettings(slots, runner, cluster, range, device)
-    root = building.resume(url, overrides=overrides, slots=where, selection=selection, full=full)
+    selection = ShardSelection(p.parse_numbers(shards), retry_failed, skip_failed)
+    placement = SlotSettings(slots, runner, cluster, range, device)
+    root = building.resume(
+        url, overrides=overrides, slots=placement, selection=selection, full=full
+    )
     show_root(root, as_json=json)
 
 
@@ -166,11 +170,11 @@ def extend(
     if bool(out) == bool(groups_per_pair):
         remedy = "give a root and --groups-per-pair, or a config file and --out"
         raise InputError("extend", root, remedy)
-    where = SlotSettings(slots, runner, cluster, range, device)
+    placement = SlotSettings(slots, runner, cluster, range, device)
     if out:
-        extended = building.extend_to(load_config(BuildConfig, root), out, slots=where)
+        extended = building.extend_to(load_config(BuildConfig, root), out, slots=placement)
     else:
-        extended = building.extend(Root(root), groups_per_pair, slots=where)
+        extended = building.extend(Root(root), groups_per_pair, slots=placement)
     show_root(extended, as_json=json)
 
 
@@ -194,19 +198,19 @@ def relabel(
 
     root = Root(url)
     if not list_:
-        where = SlotSettings(slots, runner, cluster, device=device)
-        result = relabelling.relabel(root, overrides, slots=where, out=out)
+        placement = SlotSettings(slots, runner, cluster, device=device)
+        result = relabelling.relabel(root, overrides, slots=placement, out=out)
         if not json and "settings" in result:
             result["settings"] = relabelling.settings_in_words(result["settings"])
         emit_facts(result, as_json=json)
         return
-    sets = relabelling.listed(root)
+    sets_facts = relabelling.list_label_sets(root)
     if json:
-        emit_json(sets)
+        emit_json(sets_facts)
         return
-    for facts in sets:
+    for facts in sets_facts:
         emit(relabelling.describe_set(facts))
-    if not sets:
+    if not sets_facts:
         emit("no label sets; make one with --set annotation.KEY=VALUE")
 
 
@@ -249,8 +253,8 @@ def export(
     """
     output_file("--to", to)
     root = Root(url)
-    pictures = root.plan.config.get("real", {}).get("path")
-    check_outside_images(pictures if isinstance(pictures, str) else None, to, field="--to")
+    image_folder = root.plan.config.get("real", {}).get("path")
+    check_outside_images(image_folder if isinstance(image_folder, str) else None, to, field="--to")
     write = {
         ExportFormat.folder: write_image_folder,
         ExportFormat.parquet: write_parquet,

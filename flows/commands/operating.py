@@ -98,9 +98,9 @@ def gc(
     if remove:
         unused = garbage.remove(root, unused, older_than_s=seconds)
     if json:
-        emit_json([{"name": g.name, "bytes": g.bytes, "why": g.why} for g in unused])
+        emit_json([{"name": file.name, "bytes": file.bytes, "why": file.why} for file in unused])
         return
-    for item in unused:
-        emit(f"{item.name}  {item.bytes} bytes, {item.why}")
-    done = "removed" if remove else "can be removed with --remove"
-    emit(f"{len(unused)} files, {sum(item.bytes for item in unused)} bytes {done}")
+    for file in unused:
+        emit(f"{file.name}  {file.bytes} bytes, {file.why}")
+    action = "removed" if remove else "can be removed with --remove"
+    emit(f"{len(unused)} files, {sum(file.bytes for file in unused)} bytes {action}")

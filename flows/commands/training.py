@@ -31,9 +31,9 @@ def train(
     """
     from semix.flows.train import train as run
 
-    together = Machines(processes, machines, machine_rank, main_process, device)
-    trained = run(config, out, overrides=overrides, machines=together, restarts=restarts)
-    _show(trained, trained / EVALUATION, as_json=json)
+    launch_machines = Machines(processes, machines, machine_rank, main_process, device)
+    run_folder = run(config, out, overrides=overrides, machines=launch_machines, restarts=restarts)
+    _show_evaluation(run_folder, run_folder / EVALUATION, as_json=json)
 
 
 def evaluate(
@@ -61,13 +61,13 @@ def evaluate(
         raise InputError("--export", export, "the only format is calarena")
     path = run_evaluation(run, overrides=overrides, to=to, device=device, fresh=fresh)
     files = export_results(Path(run), export)
-    _show(Path(run), path, as_json=json)
+    _show_evaluation(Path(run), path, as_json=json)
     if not json:
         for path in files:
             emit(f"written: {path}")
 
 
-def _show(run: Path, path: Path, *, as_json: bool) -> None:
+def _show_evaluation(run: Path, path: Path, *, as_json: bool) -> None:
     """Print the tables of an evaluation, its path, and its warnings."""
     from semix.calib.results import load_evaluation, methods_of
     from semix.calib.tables import details, print_table

@@ -18,7 +18,7 @@ from semix.data.errors import InputError
 from semix.data.installation import install_command
 from semix.data.machine import usable_cores
 from semix.data.ranges import parse_partition
-from semix.flows.child import started_ahead
+from semix.flows.child import start_ahead
 from semix.flows.gpus import VISIBLE_DEVICES, settled_device, visible_gpus
 from semix.flows.server_probe import prefect_settings
 
@@ -30,9 +30,9 @@ DEVICES = ("auto", "cpu", "cuda")
 AUTO = "auto"  # the Ray cluster that this machine belongs to
 ADDRESSES = {"dask": "tcp://HOST:8786", "ray": "ray://HOST:10001, or auto"}
 CONNECT_S = 10.0
-# Imports everything that a worker needs: torch, the libraries of all model families.
+# This module imports everything that a worker needs: torch, the libraries of all model families.
 IMPORTS = ("semix.pipeline.shard",)
-QUIET = {"TQDM_DISABLE": "1"}  # a worker's environment: no bars as lines in a log
+QUIET = {"TQDM_DISABLE": "1"}  # in a worker's environment: no progress bars in its log
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SlotSettings:
             per Dask worker, Ray GPU or Ray CPU.
         runner: local, dask or ray.
         cluster: address of an existing cluster; empty to start one for the run.
-        range: part of the shards to begin with, as `1/4`; empty for all.
+        range: range of the shards to begin with, as `1/4`; empty for all.
         device: auto, cpu or cuda; cuda requires a GPU.
     """
 
@@ -55,14 +55,14 @@ class SlotSettings:
     device: str = "auto"
 
     @property
-    def here(self) -> bool:
+    def on_this_machine(self) -> bool:
         """Whether all slots are on this machine, started by this run."""
         return not self.cluster
 
     @property
     def flow_device(self) -> str:
         """Device of the flow's own process; slots on a cluster may have GPUs that it lacks."""
-        if self.here:
+        if self.on_this_machine:
             return settled_device(self.device)
         return "cpu" if self.device == "cpu" else "auto"
 
@@ -71,7 +71,7 @@ class SlotSettings:
 
 
 def check_slots(settings: SlotSettings) -> None:
-    """Check everything that is known before anything starts.
+    """Check all that can be checked before anything starts.
 
     Raises:
         InputError: an impossible setting, an extra that is not installed, a missing GPU, a driver
@@ -81,8 +81,8 @@ def check_slots(settings: SlotSettings) -> None:
     if not 0 <= settings.count <= MAX_SLOTS:
         remedy = f"0 to {MAX_SLOTS}; to use more, give each machine a part, with --range i/n"
         raise InputError("slots", settings.count, remedy)
-    _one_of("runner", settings.runner, RUNNERS)
-    _one_of("device", settings.device, DEVICES)
+    _check_choice("runner", settings.runner, RUNNERS)
+    _check_choice("device", settings.device, DEVICES)
     parse_partition(settings.range)
     _check_runner(settings)
     check_gpu(settings)
@@ -92,20 +92,20 @@ def check_slots(settings: SlotSettings) -> None:
 
 
 def check_gpu(settings: SlotSettings) -> None:
-    """Check the GPUs, even if there is nothing to do.
+    """Check that a required GPU is there, even if there is nothing to do.
 
     Raises:
         InputError: cuda is set and there is no GPU, or the driver does not work.
     """
-    gpus = visible_gpus() if settings.here and settings.device != "cpu" else []
-    if settings.here and settings.device == "cuda" and not gpus:
+    gpus = visible_gpus() if settings.on_this_machine and settings.device != "cpu" else []
+    if settings.on_this_machine and settings.device == "cuda" and not gpus:
         remedy = "no GPU is visible on this machine; use cpu, or run where nvidia-smi lists one"
         raise InputError("device", settings.device, remedy)
 
 
-def _one_of(field: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InputError(field, value, f"is none of {', '.join(known)}")
+def _check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(field, value, f"is none of {', '.join(allowed)}")
 
 
 def _check_runner(settings: SlotSettings) -> None:
@@ -150,7 +150,7 @@ def _host(address: str) -> str:
 
 
 def check_server_reachable(cluster: str, machines: Iterable[str]) -> None:
-    """Raise InputError if a machine is not this one and the Prefect server is on our loopback."""
+    """Raise InputError if a machine is another one and the Prefect server is on our loopback."""
     if all(is_here(machine) for machine in machines):
         return
     server = prefect_settings().api.url or ""
@@ -163,7 +163,7 @@ def check_server_reachable(cluster: str, machines: Iterable[str]) -> None:
         raise InputError("cluster", cluster, remedy)
 
 
-# Workers of this machine: each gets its GPU and its share of the cores, and is started ahead
+# Workers on this machine: their GPUs, their cores, and their start in advance
 
 
 def environments_here(settings: SlotSettings) -> list[dict[str, str]]:
@@ -177,7 +177,7 @@ def environments_here(settings: SlotSettings) -> list[dict[str, str]]:
 def shared_threads(count: int) -> dict[str, str]:
     """Thread settings of `count` workers, which together use no more threads than our cores.
 
-    A few threads too many make them ten times slower, not a few per cent.
+    A few threads more would make them ten times slower, not a few per cent.
     """
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // count))
     return {"OMP_NUM_THREADS": threads}
@@ -189,11 +189,11 @@ def own_gpu(slot: int, gpus: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def workers_ahead(settings: SlotSettings, *, builds: int = 1, url: str = "") -> Iterator[None]:
-    """Start workers that import their libraries now; slots of this machine use them in the block.
+def prepare_workers(settings: SlotSettings, *, builds: int = 1, url: str = "") -> Iterator[None]:
+    """Start workers, which import their libraries now; slots here use them during the block.
 
     Args:
-        builds: number of builds that begin in the block, each with these slots.
+        builds: number of builds that begin during the block, each with these slots.
         url: URL of the root, for people who list processes.
     """
     if settings.runner != LOCAL:
@@ -201,5 +201,5 @@ def workers_ahead(settings: SlotSettings, *, builds: int = 1, url: str = "") -> 
         return
     environments = builds * environments_here(settings)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started_ahead(IMPORTS, environments, shown=("semix.pipeline.worker", url), **pipes):
+    with start_ahead(IMPORTS, environments, ps_arguments=("semix.pipeline.worker", url), **pipes):
         yield

@@ -26,7 +26,7 @@ CONNECT_S = 30.0
 
 @contextmanager
 def dask_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
-    """Slots on Dask: by default one per worker of an existing cluster, else as many as local slots.
+    """Slots on Dask: by default one per worker of an existing cluster, or as many as without Dask.
 
     On an existing cluster, the environment of each worker names its GPU, as dask-cuda sets it.
 
@@ -35,14 +35,14 @@ def dask_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
     """
     for name in ("distributed", "tornado"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # our own log lines suffice
-    here = [] if settings.cluster else environments_here(settings)
+    local_environments = [] if settings.cluster else environments_here(settings)
     with (
         tempfile.TemporaryDirectory(prefix="semix-dask-") as folder,
         run_lease(url) as (stop, end),
-        _runner(settings.cluster, len(here), folder) as runner,
+        _runner(settings.cluster, len(local_environments), folder) as runner,
     ):
         workers = _workers(runner, settings.cluster)
-        environments = here or [QUIET] * (settings.count or min(workers, MAX_SLOTS))
+        environments = local_environments or [QUIET] * (settings.count or min(workers, MAX_SLOTS))
         yield SlotPool(runner.submit, environments, stop, end)
 
 
@@ -56,7 +56,7 @@ def _runner(cluster: str, workers: int, folder: str) -> DaskTaskRunner:
         "host": "127.0.0.1",
         "dashboard_address": "127.0.0.1:0",
         "security": True,  # TLS with keys of this run only, as any client may run code
-        "memory_limit": 0,  # it would count the supervising process, not our worker
+        "memory_limit": 0,  # a limit would count the supervising process, not our worker
         "local_directory": folder,
         "silence_logs": logging.CRITICAL,
     }
@@ -80,7 +80,7 @@ def _require_scheduler(cluster: str) -> None:
 
 
 def _workers(runner: DaskTaskRunner, cluster: str) -> int:
-    workers = list(runner.client.nthreads())  # their addresses
+    workers = list(runner.client.nthreads())  # addresses of the workers
     if not workers:
         remedy = "this Dask cluster has no workers; start some with `dask worker`"
         raise InputError("cluster", cluster, remedy)

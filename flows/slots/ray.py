@@ -27,7 +27,7 @@ from semix.flows.slots import (
 )
 from semix.flows.slots.slot import SlotFuture, SlotPool, SlotResult, run_lease
 
-# Processes share only a few small records in memory; 75 MiB is the least that Ray accepts.
+# Processes share only a few small records in memory; Ray's minimum is 75 MiB.
 OBJECT_STORE = 100 * 2**20  # bytes
 CONNECT_S = 30.0
 SILENT = {"log_to_driver": False, "logging_level": logging.CRITICAL}
@@ -35,9 +35,10 @@ SILENT = {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 @contextmanager
 def ray_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
-    """Slots on Ray: by default one per GPU of the cluster, or one per CPU; as local on our own.
+    """Slots on Ray: by default one per GPU of the cluster, or one per CPU without GPUs.
 
-    Ray assigns a GPU to each slot, and names it in the slot's environment.
+    Ray assigns a GPU to each slot, and names it in the slot's environment. A cluster of this run's
+    own has as many slots as a run without Ray.
 
     Raises:
         InputError: no cluster answers, or it cannot reach the Prefect server.
@@ -69,8 +70,8 @@ def _connected(settings: SlotSettings) -> Iterator["RayTaskRunner[SlotResult]"]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         if not settings.cluster:
             raise
-        first = (str(error).splitlines() or [""])[0]
-        raise _no_cluster(settings.cluster, first) from None
+        first_line = (str(error).splitlines() or [""])[0]
+        raise _no_cluster(settings.cluster, first_line) from None
     try:
         # Ray replaces the handler: on SIGTERM the process would end without our clean-up.
         if threading.current_thread() is threading.main_thread():

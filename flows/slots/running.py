@@ -1,4 +1,4 @@
-"""Start a flow's slots, here or on a cluster, and follow them by counting commit records."""
+"""Start a flow's slots, here or on a cluster, and show progress from the commit records."""
 
 import logging
 import queue
@@ -16,13 +16,13 @@ from semix.flows.slots import SlotSettings, environments_here
 from semix.flows.slots.slot import SlotFuture, SlotPool, SlotResult, generate, worker_arguments
 
 LOOK_EVERY_S = 1.0
-END_S = 30.0  # for slots on other machines to notice that they must end
+END_S = 30.0  # time in which slots on other machines notice that they must end
 
 log = logging.getLogger("semix.build")
 
 
 @contextmanager
-def slots_running(
+def run_slots(
     url: str,
     settings: SlotSettings,
     *,
@@ -30,18 +30,18 @@ def slots_running(
     labels: str = "",
     overrides: Sequence[str] = (),
 ) -> Iterator[list[SlotFuture]]:
-    """Start one task run per slot; none outlives the block, however it is left.
+    """Start one task run per slot; none outlives the block, even after an exception.
 
     Args:
-        settings: accepted by `check_slots`.
-        shards: only these, as in `3,7-9`; empty for all.
+        settings: slot settings that passed `check_slots`.
+        shards: only these shards, as in `3,7-9`; empty for all.
         labels: make the labels of this set instead of images.
         overrides: settings of the root for its workers.
     Raises:
         InputError: the cluster cannot be reached.
     """
-    what = "label" if labels else "generate"
-    work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
+    action = "label" if labels else "generate"
+    slot_task = generate.with_options(task_run_name=f"{action} slot {{slot}}")
     common = {"device": settings.device, "url": url, "labels": labels, "shards": shards}
     with _slot_pool(url, settings) as pool:
         futures = []
@@ -55,7 +55,7 @@ def slots_running(
                 overrides=overrides,
             )
             slot_parameters = {"slot": slot, "arguments": arguments, "environment": environment}
-            futures.append(pool.submit(work, {**common, **slot_parameters, "stop": pool.stop}))
+            futures.append(pool.submit(slot_task, {**common, **slot_parameters, "stop": pool.stop}))
         try:
             yield futures
         finally:
@@ -104,20 +104,20 @@ def follow(
     ended: queue.SimpleQueue[SlotFuture] = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(ended.put)
-    errors, left, pause, silent = [], len(futures), 0.0, False
-    while left:
-        for future in _take(ended, left, pause):
-            left -= 1
-            errors += _complaint(future)
+    errors, remaining, pause, store_is_silent = [], len(futures), 0.0, False
+    while remaining:
+        for future in _ended_futures(ended, remaining, pause):
+            remaining -= 1
+            errors += _slot_error(future)
         started = time.monotonic()
         try:
             progress = root.progress()
         except (OSError, InputError) as error:
-            if not silent:  # once per outage
+            if not store_is_silent:  # once per outage
                 log.warning("progress is not known; the slots go on: %s", _first_line(error))
-            silent, pause = True, LOOK_EVERY_S
+            store_is_silent, pause = True, LOOK_EVERY_S
             continue
-        silent = False
+        store_is_silent = False
         # On a large root or a slow store, counting must not take most of the time.
         pause = max(LOOK_EVERY_S, 20 * (time.monotonic() - started))
         for listener in listeners:
@@ -125,18 +125,20 @@ def follow(
     return errors
 
 
-def _take(ended: "queue.SimpleQueue[SlotFuture]", most: int, pause: float) -> Iterator[SlotFuture]:
-    """Futures as they end, for `pause` seconds or until `most` have ended."""
+def _ended_futures(
+    ended: "queue.SimpleQueue[SlotFuture]", max_futures: int, pause: float
+) -> Iterator[SlotFuture]:
+    """Futures as they end, for `pause` seconds or until `max_futures` have ended."""
     deadline = time.monotonic() + pause
-    for _ in range(most):
+    for _ in range(max_futures):
         try:
             yield ended.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return
 
 
-def _complaint(future: SlotFuture) -> list[str]:
-    """The error that a slot ended with, if any."""
+def _slot_error(future: SlotFuture) -> list[str]:
+    """A list of the error that a slot ended with; empty if there is none."""
     result: Any
     try:
         result = future.result(raise_on_failure=False)

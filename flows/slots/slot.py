@@ -38,23 +38,23 @@ from semix.flows.gpus import settled_device
 from semix.flows.slots import SlotSettings
 
 WORKER = "semix.pipeline.worker"  # the module of a worker process
-RETRIES = 3  # losses in a row, without a shard between them, after which a slot gives up
+RETRIES = 3  # losses in a row, with no shard made between them, after which a slot fails
 PAUSE_S = 3.0  # before a lost worker is started again
 # The pause grows tenfold with each further loss in a row: together the pauses outlast an outage of
 # the store of five minutes.
-PAUSES_GROW, LONGEST_PAUSE_S = 10.0, 300.0
-SILENCE_S = leases.TIME_TO_LIVE  # without a heartbeat; a forward batch takes seconds to minutes
+PAUSE_FACTOR, MAX_PAUSE_S = 10.0, 300.0
+SILENCE_S = leases.TIME_TO_LIVE  # limit without a heartbeat; a batch takes seconds to minutes
 SOME_FAILED, RESTART = 1, 75  # exit statuses of a worker
-NEWS = "semix: "  # prefix, by `semix.pipeline.worker`, of lines that are also for the terminal
-TELL_EVERY_S = 10.0  # one line per shard would be a million lines in Prefect's database
-OF_A_SHARD = re.compile(r"shard \d+( failed)?: ")
-CLAIMED = re.compile(
+TERMINAL_PREFIX = "semix: "  # prefix, by `semix.pipeline.worker`, of lines also for the terminal
+SHARD_LINE_EVERY_S = 10.0  # a line per shard would be a million lines in Prefect's database
+SHARD_LINE = re.compile(r"shard \d+( failed)?: ")
+LEASED_SHARD = re.compile(
     r"(?:labels-[0-9a-f]{12}-)?(\d{7})"
 )  # as `semix.pipeline.shard_job` names its shards
 RENEW_EVERY_S = 15.0
 LOOK_EVERY_S = 5.0
 # Some network file systems show a file's new time only after a minute.
-FORGOTTEN_AFTER_S = 90.0
+LEASE_TIMEOUT_S = 90.0
 
 # Results are small and not needed afterwards; the store says what is done.
 RECORD: dict[str, Any] = {
@@ -103,10 +103,10 @@ def worker_arguments(
     overrides: Sequence[str] = (),
 ) -> list[str]:
     """Arguments of a worker that makes images, or the labels of one set; without its device."""
-    share = [f"--slot={slot}", f"--slots={slots}"]
-    part = [f"--range={settings.range}"] if settings.range else []
-    what = [f"--labels={labels}"] if labels else []
-    return [url, *share, *part, *what, *(f"--set={override}" for override in overrides)]
+    slot_args = [f"--slot={slot}", f"--slots={slots}"]
+    range_arg = [f"--range={settings.range}"] if settings.range else []
+    label_arg = [f"--labels={labels}"] if labels else []
+    return [url, *slot_args, *range_arg, *label_arg, *(f"--set={text}" for text in overrides)]
 
 
 @task(task_run_name="generate slot {slot}", **RECORD)
@@ -125,20 +125,20 @@ def generate(
 ) -> SlotResult | State[Any]:
     """Run a worker process to its end, and another one if it is lost; `stop` ends it early.
 
-    A slot may work for weeks, so only losses in a row count, without a shard made between them. A
+    A slot may work for weeks, so only losses in a row count, with no shard made between them. A
     stopped slot is shown as cancelled, as is the run that stops it.
 
     Args:
         environment: changes to the environment of this process.
         device: auto, cpu or cuda; auto is resolved on the slot's machine when it begins.
-        url, labels: the root and label set in the arguments, to record which shards a lost worker
-            was making; empty for a worker that makes none.
-        shards: only these, as in `3,7-9`; empty for all.
+        url, labels: the root and label set in the arguments, to record the shards of a lost
+            worker; empty if no shards are recorded.
+        shards: only these shards, as in `3,7-9`; empty for all.
         pause_s: pause before the first restart; further ones in a row are longer.
     Raises:
         InputError: the GPUs cannot be listed.
         WorkerLost: more than RETRIES losses in a row.
-        WorkerFailed: at once.
+        WorkerFailed: a worker ended with an error that a new process would meet again.
     """
     # Composed on the slot's machine: another machine has its Python elsewhere.
     device_option = f"--device={settled_device(device, {**os.environ, **environment})}"
@@ -150,10 +150,10 @@ def generate(
             if outcome.returncode in (0, SOME_FAILED) and not outcome.hung:
                 return {"slot": slot, "status": outcome.returncode, "made": lines.made}
             if stop.is_set():
-                return _stopped(slot)
+                return _cancelled_state(slot)
             reason = f"slot {slot}: its worker ended: {outcome}"
-            more = (line for line in outcome.last_lines[-8:] if outcome.error not in line)
-            text = "\n".join([reason, *(more if outcome.exited else outcome.last_lines[-8:])])
+            last_lines = (line for line in outcome.last_lines[-8:] if outcome.error not in line)
+            text = "\n".join([reason, *(last_lines if outcome.exited else outcome.last_lines[-8:])])
             if not _is_lost(outcome):
                 raise WorkerFailed(text)
             if url:
@@ -162,15 +162,15 @@ def generate(
             if losses > RETRIES:
                 raise WorkerLost(text)
             pause = pause_after(losses, pause_s)
-            then = f"restart {losses} of {RETRIES} in {pause:.0f} s"
-            get_run_logger().warning(printable(f"{text}\n{then}"))
-            log.warning("%s; %s", reason, then, extra={"sent_to_prefect": True})
+            next_step = f"restart {losses} of {RETRIES} in {pause:.0f} s"
+            get_run_logger().warning(printable(f"{text}\n{next_step}"))
+            log.warning("%s; %s", reason, next_step, extra={"sent_to_prefect": True})
             _sleep(pause, stop)
             if stop.is_set():
-                return _stopped(slot)
+                return _cancelled_state(slot)
 
 
-def _stopped(slot: int) -> State[Any]:
+def _cancelled_state(slot: int) -> State[Any]:
     return Cancelled(message=f"slot {slot} was stopped; its committed shards stay")
 
 
@@ -187,7 +187,7 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         heartbeat = Heartbeat(Path(folder) / "heartbeat", silence_s)
         arguments = [*command, "--heartbeat", str(heartbeat.path)]
-        if shards:  # the list may be too long for a command line, if every second one is missing
+        if shards:  # the list of a large root may be too long for a command line
             (Path(folder) / "shards").write_text(shards)
             arguments += ["--shards-file", str(Path(folder) / "shards")]
         return supervise(
@@ -204,28 +204,28 @@ def _is_lost(outcome: ChildExit) -> bool:
 
 
 def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
-    """Seconds to wait after so many losses in a row."""
-    return min(first_s * PAUSES_GROW ** (losses - 1), LONGEST_PAUSE_S)
+    """Seconds to wait after this number of losses in a row."""
+    return min(first_s * PAUSE_FACTOR ** (losses - 1), MAX_PAUSE_S)
 
 
 def _sleep(seconds: float, stop: StopSignal) -> None:
-    """Sleep, until `stop` is set at most."""
+    """Sleep for some seconds, or until `stop` is set."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not stop.is_set():
         time.sleep(POLL_S)
 
 
-# Worker lines that are sent to Prefect: all, except that lines about shards are thinned out
+# Worker lines that are sent to Prefect: all, but only some of those about shards
 
 
 class SlotLog:
-    """Passes a worker's lines on; of lines about made or failed shards, one every few seconds.
+    """Forwards a worker's lines, but of lines about shards only one every few seconds.
 
     Attributes:
         made: number of made shards, according to the lines.
     """
 
-    def __init__(self, send: Callable[[str], None], *, every_s: float = TELL_EVERY_S) -> None:
+    def __init__(self, send: Callable[[str], None], *, every_s: float = SHARD_LINE_EVERY_S) -> None:
         self.made = 0
         self._send = send
         self._every_s = every_s
@@ -234,7 +234,7 @@ class SlotLog:
         self._last: dict[str, str] = {}
 
     def __call__(self, line: str) -> None:
-        about_shard = OF_A_SHARD.match(line)
+        about_shard = SHARD_LINE.match(line)
         if about_shard is None:
             self._send(line)
             return
@@ -252,25 +252,25 @@ class SlotLog:
                 self._send_latest(kind)
 
     def _send_latest(self, kind: str) -> None:
-        more = self._unsent[kind] - 1
-        self._send(self._last[kind] + (f" ({more} more {kind} before it)" if more else ""))
+        count = self._unsent[kind] - 1
+        self._send(self._last[kind] + (f" ({count} more {kind} before it)" if count else ""))
         self._unsent[kind] = 0
         self._due[kind] = time.monotonic() + self._every_s
 
 
 def _line_sender(send: Callable[[str], None]) -> Callable[[str], None]:
-    """Passes lines to `send`; those for people go to the terminal, if the flow runs here."""
+    """A function that sends lines to `send`, or to the terminal if they are for it."""
 
-    def pass_on(line: str) -> None:
-        if line.startswith(NEWS) and is_logged():
-            log.info("%s", line.removeprefix(NEWS))
+    def route(line: str) -> None:
+        if line.startswith(TERMINAL_PREFIX) and is_logged():
+            log.info("%s", line.removeprefix(TERMINAL_PREFIX))
         else:
             send(line)
 
-    return pass_on
+    return route
 
 
-# The shards of a lost worker are recorded as failed, so that others come first
+# The shards of a lost worker are recorded as failed, so that other shards come first
 
 
 def record_lost(
@@ -281,26 +281,26 @@ def record_lost(
     A killed worker records nothing itself, and the next one would begin with the same shard.
 
     Args:
-        labels: it made the labels of this set instead of images.
-        recorded: it recorded its failures itself; only its leases are left.
+        labels: the label set for which the worker made labels; empty if it made images.
+        recorded: whether the worker recorded its failures itself; then only leases are released.
     Returns:
-        The shards.
+        The recorded shards.
     """
     root = Root(url)
     records = LabelSet(root, labels) if labels else root
-    held = leases.held_by(root.store, outcome.pid)
-    claims = [CLAIMED.fullmatch(work) for work in held] if held and not recorded else []
-    missing = frozenset(records.missing() if any(claims) else ())
-    shards = [shard for match in claims if match and (shard := int(match[1])) in missing]
+    names = leases.held_by(root.store, outcome.pid)
+    matches = [LEASED_SHARD.fullmatch(name) for name in names] if names and not recorded else []
+    missing = frozenset(records.missing() if any(matches) else ())
+    shards = [shard for match in matches if match and (shard := int(match[1])) in missing]
     for shard in shards:
         records.record_failure(
             Failure(
                 shard=shard, attempt=1, error="WorkerLost", message=str(outcome), time=time.time()
             )
         )
-    # Leases that no other worker has taken over.
-    for work in leases.held_by(root.store, outcome.pid) if held else []:
-        root.store.delete(leases.lease_name(work))
+    # Read again: another worker may have taken over some leases.
+    for name in leases.held_by(root.store, outcome.pid) if names else []:
+        root.store.delete(leases.lease_name(name))
     return shards
 
 
@@ -312,34 +312,34 @@ def _record_lost(url: str, outcome: ChildExit, labels: str) -> None:
         log.warning("shards of lost worker %d are not recorded: %s", outcome.pid, error)
         return
     if shards:
-        log.info("shards %s count as failed once; others come first", format_ranges(shards))
+        log.info("shards %s count as failed once; other shards come first", format_ranges(shards))
 
 
-# Slots on other machines end with a lease in the store, which their flow renews while it lives
+# Slots on other machines end when a lease in the store ends, which their flow renews
 
 
 @contextmanager
 def run_lease(url: str) -> Iterator[tuple["FlowEnded", Callable[[], None]]]:
-    """Hold and renew a lease during the block; yields the slots' `stop`, and its setter."""
-    store, work = Store(url), f"run-{uuid4().hex[:16]}"
+    """Hold and renew a lease during the block; yields the slots' stop signal, and its setter."""
+    store, name = Store(url), f"run-{uuid4().hex[:16]}"
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(RENEW_EVERY_S):
             with suppress(OSError, InputError):  # then the slots do not reach the store either
-                leases.renew(store, work)
+                leases.renew(store, name)
 
     def end() -> None:
         ended.set()
         thread.join(RENEW_EVERY_S)
         with suppress(OSError):  # the slots notice that it is not renewed
-            leases.release(store, work)
+            leases.release(store, name)
 
     thread = threading.Thread(target=renew, name="run lease", daemon=True)
-    leases.claim(store, work)
+    leases.claim(store, name)
     thread.start()
     try:
-        yield FlowEnded(store, leases.lease_name(work)), end
+        yield FlowEnded(store, leases.lease_name(name)), end
     finally:
         end()
 
@@ -365,18 +365,18 @@ class FlowEnded:
     def is_set(self) -> bool:
         """Reads the store at most every LOOK_EVERY_S seconds."""
         if not self._ended and time.monotonic() >= self._due:
-            self._ended = self._look()
+            self._ended = self._lease_is_lost()
             self._due = time.monotonic() + LOOK_EVERY_S
         return self._ended
 
-    def _look(self) -> bool:
+    def _lease_is_lost(self) -> bool:
         try:
-            fact = self.store.infos(leases.FOLDER).get(self.name)
+            info = self.store.infos(leases.FOLDER).get(self.name)
         except (OSError, InputError):  # credentials may be refused for a moment, too
             self._since = time.monotonic()
             return False
-        if fact is None:
+        if info is None:
             return True
-        if fact.modified != self._modified:
-            self._modified, self._since = fact.modified, time.monotonic()
-        return time.monotonic() - self._since > FORGOTTEN_AFTER_S
+        if info.modified != self._modified:
+            self._modified, self._since = info.modified, time.monotonic()
+        return time.monotonic() - self._since > LEASE_TIMEOUT_S

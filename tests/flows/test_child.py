@@ -206,7 +206,7 @@ def test_a_child_that_was_started_ahead_goes_on_with_the_command(tmp_path, monke
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     lines = []
-    with child.started_ahead(["heavy"], [{"SLOT": "0"}, {"SLOT": "1"}], **PIPES):
+    with child.start_ahead(["heavy"], [{"SLOT": "0"}, {"SLOT": "1"}], **PIPES):
         ahead = {c.environment["SLOT"]: c.process.pid for c in child._ahead}
         for slot in ("1", "1", "2"):
             command = python_module("told", "--a", slot)
@@ -224,7 +224,7 @@ def test_a_child_that_died_while_it_waited_is_replaced(tmp_path, monkeypatch, un
     (tmp_path / "told.py").write_text("print('told')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     lines = []
-    with child.started_ahead([], [{}], **PIPES):
+    with child.start_ahead([], [{}], **PIPES):
         (pid,) = [waiting.process.pid for waiting in child._ahead]
         os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(pid))
@@ -235,7 +235,7 @@ def test_a_child_that_died_while_it_waited_is_replaced(tmp_path, monkeypatch, un
 def test_a_child_that_waits_ends_when_its_parent_is_killed(tmp_path, monkeypatch, until, alive):
     (tmp_path / "parent.py").write_text(
         "import sys, time\nfrom semix.flows import child\n"
-        "with child.started_ahead([], [{}]):\n"
+        "with child.start_ahead([], [{}]):\n"
         "    print(child._ahead[0].process.pid, flush=True)\n    time.sleep(60)\n"
     )
     command = [sys.executable, str(tmp_path / "parent.py")]

@@ -23,7 +23,7 @@ from semix.data.leases import living
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.flows.cli import PANELS, app
-from semix.flows.parameters import MORE
+from semix.flows.parameters import MORE_PANEL
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root
@@ -503,7 +503,7 @@ def test_a_page_fits_and_names_values_for_what_they_are(name, columns):
     page = "\n".join(lines)
     assert not re.search(r"<(str|int|float|bool|path|list)|--no-|…", page)
     assert not re.search(r"\[[^\]]*\n", page), "a bracket over two lines"
-    main_panel, more_panel, _ = page.partition(f"─ {MORE} ")
+    main_panel, more_panel, _ = page.partition(f"─ {MORE_PANEL} ")
     options = re.findall(r"^│ --", main_panel.partition("─ Options ")[2], re.MULTILINE)
     assert 0 < len(options) <= (6 if more_panel else 8)  # with --json and --help
 

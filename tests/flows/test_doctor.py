@@ -23,8 +23,8 @@ from semix.flows.doctor import (
     check_device,
     doctor_input,
     examine,
-    judged_memory,
-    judged_server,
+    memory_finding,
+    server_finding,
 )
 from semix.flows.server_probe import ServerFacts
 from typer.testing import CliRunner
@@ -322,16 +322,16 @@ def test_without_a_driver_there_is_no_gpu(tmp_path, monkeypatch):
 def test_a_limit_of_memory_is_told():
     """Whichever is nearer: what the machine has free, or the limit."""
     free, where = available_memory(MemoryLimit(8 * 10**9, 1000))
-    finding = judged_memory("memory", free, 2000, where=where)
+    finding = memory_finding("memory", free, 2000, where=where)
     assert finding.state == "failed" and "left of the limit of 8 GB (cgroup)" in finding.found
     assert available_memory(MemoryLimit(10**18, 10**18))[1] == "free"
 
 
 def test_weights_beyond_the_memory_are_named():
     free = psutil.virtual_memory().available
-    assert judged_memory("memory", free, free + 1e9).state == "failed"
-    assert judged_memory("memory", free, 0.9 * free).state == "warning"
-    assert judged_memory("memory", free, 0.1 * free).state == "ok"
+    assert memory_finding("memory", free, free + 1e9).state == "failed"
+    assert memory_finding("memory", free, 0.9 * free).state == "warning"
+    assert memory_finding("memory", free, 0.1 * free).state == "ok"
 
 
 def test_a_server_that_is_not_there_is_shown_without_its_secret(home):
@@ -368,8 +368,8 @@ def test_a_server_that_answers_is_asked_for_its_version(prefect_api):
 
 def test_a_server_whose_clock_is_off_is_told():
     facts = ServerFacts("http://host/api", version="3.6.28", clock_skew_s=4.0)
-    assert judged_server(facts).state == "ok"
-    finding = judged_server(replace(facts, clock_skew_s=-60.0))
+    assert server_finding(facts).state == "ok"
+    finding = server_finding(replace(facts, clock_skew_s=-60.0))
     assert finding.state == "warning" and "-60 s off ours" in finding.found
     assert "timedatectl" in finding.remedy
 

@@ -270,7 +270,7 @@ def test_one_failing_shard_stops_no_other_and_is_named(failed_build):
     assert reason.startswith("shard 3: ")
     assert advice == [
         f"all reasons: semix failures {root.url}",
-        f"the rest is safe; go on with: semix resume {root.url}",
+        f"all other shards are safe; go on with: semix resume {root.url}",
     ]
 
 

@@ -123,7 +123,7 @@ def test_two_machines_train_as_one_process_does(tmp_path):
         folder.mkdir()
         launcher, lines = write_launcher(config, folder, machines), []
         command = launch_command(
-            launcher, ["--config", str(run / "config.json")], num_processes=machines.here
+            launcher, ["--config", str(run / "config.json")], num_processes=machines.local_processes
         )
         environment = trainer_environment(machines)
         outcome = supervise(command, on_line=lines.append, environment=environment)

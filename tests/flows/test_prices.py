@@ -7,7 +7,7 @@ from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.flows.build import check
 from semix.flows.prices import Price, price_of_check, price_of_root, words_of_check, words_of_root
-from semix.flows.progress import derived_figures
+from semix.flows.progress import derived_metrics
 
 from tests.command import semix
 from tests.pipeline.roots import made
@@ -86,7 +86,7 @@ def test_a_root_tells_what_it_has_cost_and_what_is_left(hasty_config, tmp_path):
     root = Root(made(hasty_config, tmp_path / "root").url)
     root.discard(3)
     progress, price = root.progress(), Price(3600.0)
-    seconds_left = derived_figures(progress)["worker_seconds_left"]
+    seconds_left = derived_metrics(progress)["worker_seconds_left"]
     cost = price_of_root(progress, seconds_left, price)
     assert cost["spent"] == pytest.approx(progress.seconds)
     assert cost["left"] == pytest.approx(seconds_left) and seconds_left > 0

@@ -12,7 +12,7 @@ from semix.data.root import Root
 from semix.data.tar import read_shard
 from semix.data.verify import damage
 from semix.flows.artifacts import artifact_key
-from semix.flows.relabel import RelabelFailed, listed, relabel
+from semix.flows.relabel import RelabelFailed, list_label_sets, relabel
 from semix.pipeline.root import create_root
 
 from tests.command import semix
@@ -66,7 +66,7 @@ def test_stored_features_are_labelled_and_what_is_complete_needs_no_server(
     assert relabel(root, ["annotation.scale=4.0"]) == facts
     assert files(root) == before
     assert "complete, nothing to do" in log_text()
-    assert listed(root) == [{key: facts[key] for key in listed(root)[0]}]
+    assert list_label_sets(root) == [{key: facts[key] for key in list_label_sets(root)[0]}]
 
 
 def test_stored_features_are_labelled_here_with_the_bytes_of_the_flow(
@@ -119,8 +119,8 @@ def test_shards_that_cannot_be_labelled_are_named_and_the_rest_is_done(root):
     first, reason, last = str(caught.value).splitlines()
     assert first == "1 of 8 shards not labelled: 5"
     assert reason == f"shard 5: ValueError: {name}: the shard's features are not there"
-    assert last.startswith("the rest is safe; go on with the same command")
-    assert listed(root)[0]["done"] == 7
+    assert last.startswith("other shards are safe; go on with the same command")
+    assert list_label_sets(root)[0]["done"] == 7
     root.store.put(name, content)
     assert relabel(root, ["annotation.scale=4.0"])["done"] == 8
 

@@ -168,7 +168,7 @@ def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_
 )
 def test_limits(limit, shards):
     if shards is None:
-        with pytest.raises(InputError, match=r"skip-failed = .*give a number of shards, as 5"):
+        with pytest.raises(InputError, match=r"skip-failed = .*give a number of shards \(5\)"):
             failure_limit(limit, 1000)
     else:
         assert failure_limit(limit, 1000) == shards

@@ -19,8 +19,8 @@ from prefect.context import FlowRunContext
 from semix.data.errors import InputError
 from semix.data.root import Root, RootProgress
 from semix.flows.slots import SlotSettings
-from semix.flows.slots.running import follow, slots_running
-from semix.flows.slots.slot import FORGOTTEN_AFTER_S
+from semix.flows.slots.running import follow, run_slots
+from semix.flows.slots.slot import LEASE_TIMEOUT_S
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root
 
@@ -40,7 +40,7 @@ def make(url: str, settings: SlotSettings, *, enough: int = 0) -> dict[str, Any]
         if enough and progress.done >= before + enough:
             raise ValueError("enough")
 
-    with slots_running(url, settings) as futures:
+    with run_slots(url, settings) as futures:
         errors = follow(futures, root, listeners=(look,))
         results = [] if errors else [future.result() for future in futures]
     return {"run": FlowRunContext.get().flow_run.id, "errors": errors, "results": results}
@@ -238,7 +238,7 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
         until(lambda: workers(root), timeout_s=300)
         driver.kill()
         driver.wait()
-        until(lambda: not workers(root), timeout_s=FORGOTTEN_AFTER_S + 60)
+        until(lambda: not workers(root), timeout_s=LEASE_TIMEOUT_S + 60)
         assert root.missing()
 
 

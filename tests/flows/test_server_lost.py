@@ -186,7 +186,7 @@ def test_what_is_said_of_a_server_holds_no_secret():
 def test_the_command_line_says_a_lost_request_in_one_line(capsys):
     with pytest.raises(httpx.ConnectError) as caught:
         httpx.get("http://127.0.0.1:9/api/flows")
-    assert explain(caught.value, goes_on=True) == 1
+    assert explain(caught.value, resumable=True) == 1
     err = capsys.readouterr().err
     assert "error: the server of http://127.0.0.1:9/api/flows does not answer (Conn" in err
     assert "the same command goes on" in err and "not your input" not in err

@@ -414,7 +414,7 @@ NAME = "leases/run.json"
 def quick(monkeypatch):
     monkeypatch.setattr(slot, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(slot, "RENEW_EVERY_S", 0.02)
-    monkeypatch.setattr(slot, "FORGOTTEN_AFTER_S", 2.0)
+    monkeypatch.setattr(slot, "LEASE_TIMEOUT_S", 2.0)
 
 
 @pytest.mark.process

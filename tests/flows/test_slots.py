@@ -14,7 +14,7 @@ from semix.data.errors import InputError
 from semix.data.machine import usable_cores
 from semix.flows import slots
 from semix.flows.slots import IMPORTS, MAX_SLOTS, SlotSettings, check_slots, is_here, running
-from semix.flows.slots.running import follow, local_slots, slots_running
+from semix.flows.slots.running import follow, local_slots, run_slots
 from semix.flows.slots.slot import WorkerFailed
 
 from tests.data.whole_roots import empty_root
@@ -113,7 +113,7 @@ def test_a_slot_whose_gpu_is_gone_does_not_go_on_without(prefect_api, root, monk
 
     @flow
     def one():
-        with slots_running(root.url, SlotSettings()) as futures:
+        with run_slots(root.url, SlotSettings()) as futures:
             return [future.result(raise_on_failure=False) for future in futures]
 
     [result] = one()

@@ -286,6 +286,6 @@ def test_a_failure_names_cells_reasons_and_the_way_on(tmp_path):
         "2 of 5 cells are not measured:",
         "a/b: it broke",
         "a/c: not run",
-        f"{tmp_path / 'study.md'} shows the others; the same command goes on, with",
+        f"{tmp_path / 'study.md'} shows the measured cells; the same command goes on, with",
         "--only a/b --only a/c these alone",
     ]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from semix.data.root import RootProgress
 from semix.flows.commands.making import next_commands
-from semix.flows.progress import Steps, derived_figures, describe, progress_display
+from semix.flows.progress import Steps, derived_metrics, describe, progress_display
 from semix.flows.terminal import details_in, print_findings, set_up_logging
 
 from tests.command import semix
@@ -81,10 +81,10 @@ def test_series_left_out_are_told_where_there_are_any_and_not_waited_for():
     assert (
         describe(unfinished, 2.0) == "2 series left out, 2 images/s, about 7 min left"
     )  # 840 images
-    assert derived_figures(unfinished)["worker_seconds_left"] == 420.0
+    assert derived_metrics(unfinished)["worker_seconds_left"] == 420.0
     complete = replace(unfinished, done=9, groups_done=133, images_done=1064)
     assert describe(complete, 2.0) == "2 series left out, 2 images/s"
-    assert derived_figures(complete)["worker_seconds_left"] == 0.0
+    assert derived_metrics(complete)["worker_seconds_left"] == 0.0
     assert describe(NONE, None) == ""
 
 

@@ -16,7 +16,7 @@ from semix.data.settings import load_settings
 from semix.flows import train_flow as module
 from semix.flows.artifacts import artifact_key
 from semix.flows.child import ChildExit
-from semix.flows.launcher import SILENCE, Machines, launch_command, launcher_settings
+from semix.flows.launcher import NO_REASON, Machines, launch_command, launcher_settings
 from semix.flows.train import train
 from semix.flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
 
@@ -128,7 +128,7 @@ def launch_alone(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "text", "status", "lost"),
     [
-        ("print('epoch 1'); exit(1)", f"{ENDED}{SILENCE}\nepoch 1\ncheckp", 1, True),
+        ("print('epoch 1'); exit(1)", f"{ENDED}{NO_REASON}\nepoch 1\ncheckp", 1, True),
         ("import lost", f"{ENDED}ModuleNotFoundError: No module named 'lost'\nTr", 1, True),
         ("print('crashed: E: x'); print(2); exit(1)", f"{ENDED}crashed: E: x\ncr", 1, True),
         (
