@@ -126,7 +126,7 @@ def examine(subject: DoctorInput) -> Iterator[Finding]:
             yield from check(subject)
         except InputError as error:
             if str(error) not in refused:  # several checks read the same folder
-                yield Finding(name, FAILED, error.place, error.remedy)
+                yield Finding(name, FAILED, error.problem, error.remedy)
             refused.add(str(error))
         except Exception as error:  # other checks still help
             reason = f"{type(error).__name__}: {error}"
