@@ -36,7 +36,7 @@ from semix.flows.gpus import VISIBLE_DEVICES, ask_driver, visible_gpus
 from semix.flows.server_probe import ServerFacts, prefect_settings, probe
 from semix.pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
 from semix.pipeline.config import BuildConfig, EncoderConfig
-from semix.pipeline.model_paths import copy_here, quantisation
+from semix.pipeline.model_paths import local_copy, quantisation
 from semix.pipeline.root import MIXED
 
 OK, WARNING, FAILED, UNCHECKED = "ok", "warning", "failed", "not checked"
@@ -200,13 +200,13 @@ def check_model_files(subject: DoctorInput) -> Iterator[Finding]:
 def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
     """By setting: the model, and its file, folder or copy from the hub; None if not on disk."""
     generator = build.generator
-    models = {"generator.model": (generator.model, copy_here(generator.model, generator.revision))}
+    models = {"generator.model": (generator.model, local_copy(generator.model, generator.revision))}
     if (unet := generator.unet) is not None:
-        models["generator.unet"] = (unet, copy_here(unet, generator.unet_revision))
+        models["generator.unet"] = (unet, local_copy(unet, generator.unet_revision))
     for field, encoder in build.annotation.encoders:
         if encoder.model.startswith((LOCAL, HUB)):
             model = encoder.model.removeprefix(LOCAL).removeprefix(HUB)
-            models[f"{field}.model"] = (encoder.model, copy_here(model, encoder.revision))
+            models[f"{field}.model"] = (encoder.model, local_copy(model, encoder.revision))
         else:
             name = f"{encoder.model} {encoder.pretrained}"
             models[f"{field}.pretrained"] = (name, _clip_file(encoder))

@@ -54,7 +54,7 @@ def _projection(series: EncodedSeries) -> Tensor:
     """CSM's rule: the projection on the line between two prototypes, sharpened."""
     if series.raw.shape[-1] > 2:
         return _simplex(series)
-    # One by one: the last digit depends on how many numbers are sharpened together.
+    # Row by row: the last digit depends on how many numbers are sharpened together.
     probability = torch.empty_like(series.raw[..., 0])
     for row, weights in zip(probability, series.raw[..., 0], strict=True):
         row.copy_(sharpen(weights, series.scale))
@@ -67,7 +67,7 @@ def _simplex(series: EncodedSeries) -> Tensor:
 
 
 def _similarity(series: EncodedSeries) -> Tensor:
-    """Each class's share of the similarity to the prototypes of all classes."""
+    """The similarity to each class's prototype, as a fraction of the sum over all classes."""
     shape, temperature = series.features.shape[:2], series.config.temperature
     labels = similarity_labels(series.features.flatten(0, 1), series.prototypes, temperature)
     rows: Tensor = labels.unflatten(0, shape)
@@ -79,14 +79,14 @@ def _mixing_ratio(series: EncodedSeries) -> Tensor:
     return series.mixture
 
 
-# Give probabilities [G, A, k] of the series' classes; rules in OF_ALL [G, A, K], of all classes.
+# Give probabilities [G, A, k] of the series' classes, or [G, A, K] of all classes.
 RULES: dict[str, Callable[[EncodedSeries], Tensor]] = {
     "projection": _projection,
     "simplex": _simplex,
     "similarity": _similarity,
     "mixing_ratio": _mixing_ratio,
 }
-OF_ALL = ("similarity",)
+OVER_ALL_CLASSES = ("similarity",)
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ class Annotator:
     def annotate(self, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> list[Labels]:
         """Label some series that mix equally many classes.
 
-        `coordinates` are for more than two classes. With a second encoder, `agreement` has its
-        weights, and the difference in [0, 1] of the labels that both give under the same rule,
-        each with its own scale: the total variation distance, which for two classes is the
-        difference of the probabilities of the first. The rule mixing_ratio does not use CLIP; with
-        it the projections are compared.
+        Labels of more than two classes have `coordinates`. With a second encoder, `agreement` has
+        its weights, and the difference in [0, 1] of the labels of both encoders under the same
+        rule, each with its own scale: the total variation distance, which for two classes is the
+        difference of the probabilities of the first. The rule mixing_ratio does not use CLIP, so
+        the projections are compared instead.
 
         Args:
             features: [G, A, D] by encoder, from `encode` or from the store.
@@ -120,7 +120,7 @@ class Annotator:
             ValueError: prototypes coincide, an image is similar to none, or its features are not
                 finite; the message names the group.
         """
-        for row, reason in unstorable(features).items():
+        for row, reason in storage_faults(features).items():
             raise ValueError(f"group {groups[row].index}: {reason}")
         try:
             return self._annotate(features, groups)
@@ -128,7 +128,7 @@ class Annotator:
             if len(groups) == 1:
                 raise ValueError(f"group {groups[0].index}: {error}") from None
         return [
-            labels  # one by one, so that the error names the series
+            labels  # group by group, so that the error names the group
             for row, group in enumerate(groups)
             for labels in self.annotate(
                 {name: rows[row : row + 1] for name, rows in features.items()}, [group]
@@ -136,8 +136,8 @@ class Annotator:
         ]
 
     def _annotate(self, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> list[Labels]:
-        encoded, rule = self._encoded(FEATURES, features, groups), self.config.rule
-        labels, of_all = RULES[rule](encoded), range(len(encoded.prototypes))
+        encoded, rule = self._encoded_series(FEATURES, features, groups), self.config.rule
+        labels, all_classes = RULES[rule](encoded), range(len(encoded.prototypes))
         agreement = (
             self._agreement(encoded, features, groups) if SECOND in self.measurements else None
         )
@@ -145,8 +145,8 @@ class Annotator:
             Labels(
                 weights=encoded.raw[row, :, 0].tolist(),
                 labels=[
-                    [(k, p) for k, p in zip(named, image, strict=True)]
-                    for named in [of_all if rule in OF_ALL else group.classes]
+                    [(k, p) for k, p in zip(classes, image, strict=True)]
+                    for classes in [all_classes if rule in OVER_ALL_CLASSES else group.classes]
                     for image in labels[row].tolist()
                 ],
                 coordinates=encoded.raw[row].tolist() if len(group.classes) > 2 else None,
@@ -159,12 +159,12 @@ class Annotator:
         self, encoded: EncodedSeries, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
     ) -> list[EncoderAgreement]:
         rule = "projection" if self.config.rule == "mixing_ratio" else self.config.rule
-        other = self._encoded(SECOND, features, groups)
-        difference = total_variation(RULES[rule](encoded), RULES[rule](other))
-        rows = zip(other.raw[..., 0].tolist(), difference.tolist(), strict=True)
+        second = self._encoded_series(SECOND, features, groups)
+        difference = total_variation(RULES[rule](encoded), RULES[rule](second))
+        rows = zip(second.raw[..., 0].tolist(), difference.tolist(), strict=True)
         return [EncoderAgreement(weights=weights, difference=row) for weights, row in rows]
 
-    def _encoded(
+    def _encoded_series(
         self, name: str, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
     ) -> EncodedSeries:
         measurement, values = self.measurements[name], features[name].float()
@@ -173,10 +173,10 @@ class Annotator:
         vertices = prototypes[torch.tensor([group.classes for group in groups])]
         return EncodedSeries(
             features=values,
-            raw=_raw(values, vertices),
+            raw=_raw_weights(values, vertices),
             vertices=vertices,
             prototypes=prototypes,
-            # In float64, since one rule takes these weights as labels.
+            # In float64, since the rule mixing_ratio takes these weights as labels.
             mixture=torch.tensor([group.mixture for group in groups], dtype=torch.float64),
             scale=scale_of(measurement, self.config),
             config=self.config,
@@ -233,7 +233,7 @@ def build_annotator(config: AnnotationConfig, prototypes: bytes, *, device: str)
     return Annotator(config, measurements, Encoders(config, device=device))
 
 
-def unstorable(features: Mapping[str, Tensor]) -> dict[int, str]:
+def storage_faults(features: Mapping[str, Tensor]) -> dict[int, str]:
     """Reasons why features [G, A, D] of a series cannot be stored as float16, by row."""
     faults: dict[int, str] = {}
     for name, rows in features.items():
@@ -278,10 +278,10 @@ def projection_weight(features: Tensor, first: Tensor, second: Tensor) -> Tensor
 
 
 def similarity_labels(features: Tensor, prototypes: Tensor, temperature: float | None) -> Tensor:
-    """Each class's share of the similarity, sim(f, P_k) / sum_j sim(f, P_j), over all classes.
+    """The fraction of the similarity that each class has, sim(f, P_k) / sum_j sim(f, P_j).
 
     An alternative to the projection. Cosines of images of one domain are similar, so
-    their plain shares are nearly uniform over the classes; a low temperature sharpens them.
+    their plain fractions are nearly uniform over the classes; a low temperature sharpens them.
 
     Args:
         features: [N, D]; prototypes: [K, D].
@@ -318,7 +318,7 @@ def coordinates(features: Tensor, vertices: Tensor) -> Tensor:
     Returns:
         [G, N, k], rows sum to 1; not clipped, so that they may leave [0, 1].
     Raises:
-        ValueError: a vertex lies in the hull of the others, so that coordinates are undefined.
+        ValueError: a vertex lies in the hull of the others: coordinates are undefined.
     """
     if vertices.shape[1] == 1:
         return features.new_ones(*features.shape[:2], 1)
@@ -343,24 +343,26 @@ def simplex_projection(features: Tensor, vertices: Tensor) -> Tensor:
         [G, N, k], non-negative, rows sum to 1.
     """
     count = vertices.shape[1]
-    best = features.new_zeros(*features.shape[:2], count)
-    least = features.new_full(features.shape[:2], torch.inf)
+    nearest_weights = features.new_zeros(*features.shape[:2], count)
+    min_distance = features.new_full(features.shape[:2], torch.inf)
     for size in range(1, count + 1):
         for face in map(list, combinations(range(count), size)):
             weights = coordinates(features, vertices[:, face])
             distance = (features - weights @ vertices[:, face]).square().sum(2)
-            closer = (weights >= 0).all(2) & (distance < least)
-            least = torch.where(closer, distance, least)
-            row = torch.zeros_like(best)
+            closer = (weights >= 0).all(2) & (distance < min_distance)
+            min_distance = torch.where(closer, distance, min_distance)
+            row = torch.zeros_like(nearest_weights)
             row[..., face] = weights
-            best = torch.where(closer[..., None], row, best)
-    return best
+            nearest_weights = torch.where(closer[..., None], row, nearest_weights)
+    return nearest_weights
 
 
-def _raw(features: Tensor, vertices: Tensor) -> Tensor:
+def _raw_weights(features: Tensor, vertices: Tensor) -> Tensor:
     """Unclipped weights [G, A, k] of the classes whose prototypes are `vertices` [G, k, D]."""
     if vertices.shape[1] > 2:
         return coordinates(features, vertices)
-    first, second = (end[:, None].expand_as(features).flatten(0, 1) for end in vertices.unbind(1))
+    first, second = (
+        vertex[:, None].expand_as(features).flatten(0, 1) for vertex in vertices.unbind(1)
+    )
     weight = projection_weight(features.flatten(0, 1), first, second).view(features.shape[:2])
     return torch.stack([weight, 1 - weight], -1)

@@ -1,4 +1,4 @@
-"""Bake labels into a new root: the same images byte for byte, other labels in each KEY.json."""
+"""Bake labels into a new root: the same images byte for byte, and other labels in each KEY.json."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from semix.pipeline.shard_writer import Stopwatch, publish_shard
 def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: str) -> Root:
     """Start the new root, or open it to continue.
 
-    Its plan is the source's with this annotation, so that everything works on it as on any root,
-    and records what it was baked from. plan.json is written after the prototypes and pairs, which
+    Its plan is the source's plan with this annotation, so that it is a root like any other, and
+    records what it was baked from. plan.json is written after the prototypes and pairs, which
     must be the source's and not measured or drawn again.
 
     Args:
@@ -38,10 +38,10 @@ def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: 
     else:
         store.check_writable()
         prototypes = PROTOTYPES if labels is None else labels.prototypes
-        for name, copy in ((prototypes, PROTOTYPES), (PAIRS, PAIRS)):
+        for name, target_name in ((prototypes, PROTOTYPES), (PAIRS, PAIRS)):
             if source.store.exists(name):
                 # May overwrite a file that a killed bake left; there is no plan yet.
-                store.put(copy, source.store.get(name))
+                store.put(target_name, source.store.get(name))
         if not store.create(PLAN, plan.written()):
             return open_baked(source, config, labels, url)  # another process was first
     for number, extension in enumerate(source.extensions, start=1):
@@ -52,7 +52,7 @@ def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: 
 def bake_shard(
     shard: int, *, source: Root, labels: LabelSet | None, target: Root, plan: BuildPlan
 ) -> bool:
-    """Copy one shard with other labels and commit it; return False if its source is not ready.
+    """Copy one shard with other labels and commit it; return False if the source lacks it.
 
     One series is in memory at a time.
 
@@ -78,14 +78,14 @@ def bake_shard(
             groups=record.groups,
             first=record.first,
             wall_seconds=clock.wall,
-            versions=record.versions,  # of what made the images
+            versions=record.versions,  # of the libraries that made the images
             left_out=record.left_out,
         )
     return True
 
 
 def _plan(source: Root, config: BuildConfig, labels: LabelSet | None) -> Plan:
-    written = source.written  # without what extensions added
+    written = source.written  # plan.json itself, without extensions
     models = planned_models(written)
     if labels is not None:
         models = {**models, "annotation": labelling_encoders(labels.record)}
@@ -111,16 +111,16 @@ def _series(
     record: CommitRecord, *, source: Root, labels: LabelSet | None, plan: BuildPlan
 ) -> Iterator[GroupSample]:
     groups = [plan.group(index) for index in record.group_numbers]
-    new = labels.labels(record.shard, images=record.sha256) if labels else None
+    new_labels = labels.labels(record.shard, images=record.sha256) if labels else None
     for sample in series_of(source.store, record, groups):
         series = sample.record
-        if new is not None:
-            series = series.with_labels(new[series.group])
+        if new_labels is not None:
+            series = series.with_labels(new_labels[series.group])
         yield GroupSample(series, sample.images, sample.extension)
 
 
 def _features(record: CommitRecord, source: Root, labels: LabelSet | None) -> bytes:
-    """The stored features that these labels were made from."""
+    """Content of the features file that these labels were made from."""
     file = features_file(record, labels)
     content = source.store.get(file.name, max_bytes=file.max_bytes)
     if hashlib.sha256(content).hexdigest() != file.sha256:

@@ -34,14 +34,14 @@ from semix.pipeline.model_paths import (
     check_weights,
     local_path,
     lora_file,
-    pinned,
+    path_or_pinned_id,
     require_folder,
     weight_files,
 )
 from semix.pipeline.prompts import checked_prompts, configure_tokenizer, prompt_names
 
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
-# Text encoders of transformers that download nothing more.
+# Class prefixes of the text encoders that download nothing more.
 ENCODERS = ("CLIP", "T5", "Qwen3")
 ANY_TOKENIZER = "TokenizersBackend"  # transformers' own, defined by tokenizer.json
 OTHER_TOKENIZERS = ("Qwen2Tokenizer", ANY_TOKENIZER)
@@ -59,12 +59,12 @@ def check_models(config: BuildConfig) -> None:
 def notes(config: BuildConfig) -> list[str]:
     """Sentences on valid settings that may surprise a user."""
     annotation = config.annotation
-    sharpened = annotation.rule == "projection" and annotation.scale != "auto"
-    hard = hard_labels(float(annotation.scale)) if sharpened else []
-    return [*_left_out(config), *hard]
+    has_scale = annotation.rule == "projection" and annotation.scale != "auto"
+    label_notes = hard_labels(float(annotation.scale)) if has_scale else []
+    return [*_safety_checker_note(config), *label_notes]
 
 
-def _left_out(config: BuildConfig) -> list[str]:
+def _safety_checker_note(config: BuildConfig) -> list[str]:
     folder = local_path(config.generator.model)
     index = folder / "model_index.json" if folder else None
     if index is None or not index.is_file():
@@ -88,19 +88,23 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
     names = prompt_names(config, class_names)
     folder = local_path(config.model)
     index = read_json(folder / "model_index.json") if folder is not None else {}
-    kinds = {part: index[part][1] or "" for part in TOKENIZERS if part in index}
+    kinds = {component: index[component][1] or "" for component in TOKENIZERS if component in index}
     if folder is None or not any(kinds.values()):  # a hub id, or a model with numbered classes
         return
     # transformers takes seconds to import; a wrong path is reported before that
     from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, TokenizersBackend
 
-    readers: dict[str, Any] = {"T5": T5Tokenizer, "Qwen2": Qwen2Tokenizer, "CLIP": CLIPTokenizer}
-    readers[ANY_TOKENIZER] = TokenizersBackend
+    classes: dict[str, Any] = {
+        "T5": T5Tokenizer,
+        "Qwen2": Qwen2Tokenizer,
+        "CLIP": CLIPTokenizer,
+    }
+    classes[ANY_TOKENIZER] = TokenizersBackend
     tokenizers = [
-        configure_tokenizer(reader.from_pretrained(folder / part), config, part)
-        for part, kind in kinds.items()
-        for start, reader in readers.items()
-        if kind.startswith(start)
+        configure_tokenizer(tokenizer_class.from_pretrained(folder / component), config, component)
+        for component, kind in kinds.items()
+        for prefix, tokenizer_class in classes.items()
+        if kind.startswith(prefix)
     ]
     checked_prompts(config, names, tokenizers)
 
@@ -114,7 +118,7 @@ def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") 
         InputError: a local directory that is missing, of another family, without safetensors, or
             with an unsuitable scheduler; a hub id without a commit.
     """
-    folder = pinned(config.model, config.revision, "generator.revision")
+    folder = path_or_pinned_id(config.model, config.revision, "generator.revision")
     if isinstance(folder, Path):
         _check_pipeline(folder.absolute(), config)
         unet_config = folder / "unet" / "config.json"
@@ -126,14 +130,14 @@ def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") 
 
 
 def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
-    """Check that a folder is a diffusers directory of the family, with all parts in safetensors."""
+    """Check that a folder is a diffusers directory of the family, with safetensors only."""
     require_folder(folder, "generator.model")
     index = folder / "model_index.json"
     if not index.is_file():
         remedy = "is not a diffusers directory (it has no model_index.json)"
         raise InputError("generator.model", folder, remedy)
-    parts = read_json(index)
-    kind, expected = parts.get("_class_name"), PIPELINES[config.family]
+    components = read_json(index)
+    kind, expected = components.get("_class_name"), PIPELINES[config.family]
     if kind != expected:
         families = [family for family, name in PIPELINES.items() if name == kind]
         instead = f"; set generator.family to {families[0]}" if families else ""
@@ -141,29 +145,29 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
         raise InputError("generator.model", folder, remedy)
     left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
     loaded = {
-        part: named
-        for part, named in sorted(parts.items())
-        if part not in left_out and isinstance(named, list) and named[0] is not None
+        component: entry
+        for component, entry in sorted(components.items())
+        if component not in left_out and isinstance(entry, list) and entry[0] is not None
     }
-    for part, named in loaded.items():
-        _check_pipeline_part(folder, part, named, config.variant)
-    variants = {variant for part in loaded for variant in weight_files(folder / part)}
+    for component, entry in loaded.items():
+        _check_component(folder, component, entry, config.variant)
+    variants = {variant for component in loaded for variant in weight_files(folder / component)}
     if config.variant is not None and variants and config.variant not in variants:
         remedy = f"no weights of {folder} are of this variant; leave it out"
         raise InputError("generator.variant", config.variant, remedy)
 
 
-def _check_pipeline_part(folder: Path, part: str, named: list[str], variant: str | None) -> None:
-    """Check one part; other networks of transformers could download further models."""
-    library, kind = named
+def _check_component(folder: Path, component: str, entry: list[str], variant: str | None) -> None:
+    """Check one component; unknown networks of transformers could download further models."""
+    library, kind = entry  # of model_index.json
     if library == "transformers" and not kind.startswith((*ENCODERS, *OTHER_TOKENIZERS)):
-        remedy = f"its {part} is a {kind}; semix takes CLIP's, T5's and Qwen3's"
+        remedy = f"its {component} is a {kind}; semix takes CLIP's, T5's and Qwen3's"
         raise InputError("generator.model", folder, remedy)
-    if not (folder / part).is_dir():
-        raise InputError("generator.model", folder, f"has no folder {part}; fetch it again")
-    check_weights(folder / part, "generator.model")
-    check_quantisation(folder / part, "generator.model")
-    check_variant(folder / part, variant)
+    if not (folder / component).is_dir():
+        raise InputError("generator.model", folder, f"has no folder {component}; fetch it again")
+    check_weights(folder / component, "generator.model")
+    check_quantisation(folder / component, "generator.model")
+    check_variant(folder / component, variant)
 
 
 def _check_guidance(folder: Path, config: GeneratorConfig) -> None:
@@ -209,7 +213,7 @@ def check_latent_size(settings: Mapping[str, Any], field: str, model: Path | str
 
 def _check_additions(config: GeneratorConfig) -> None:
     if config.unet is not None:
-        _check_part(config.unet, config.unet_revision, "generator.unet")
+        _check_network(config.unet, config.unet_revision, "generator.unet")
         folder = local_path(config.unet)
         if folder is not None and not (folder / "config.json").is_file():
             remedy = "is not a U-Net directory (it has no config.json); name the unet folder itself"
@@ -220,12 +224,12 @@ def _check_additions(config: GeneratorConfig) -> None:
     for lora in config.lora:
         lora_file(lora)
     if config.tiny_decoder is not None:
-        _check_part(config.tiny_decoder, config.tiny_decoder_revision, "generator.tiny_decoder")
+        _check_network(config.tiny_decoder, config.tiny_decoder_revision, "generator.tiny_decoder")
 
 
-def _check_part(model: str, revision: str | None, field: str) -> None:
+def _check_network(model: str, revision: str | None, field: str) -> None:
     """Check that a local directory exists and holds safetensors, or that a hub id has a commit."""
-    path = pinned(model, revision, f"{field}_revision")
+    path = path_or_pinned_id(model, revision, f"{field}_revision")
     if isinstance(path, Path):
         require_folder(path, field)
         check_weights(path, field)
@@ -246,8 +250,8 @@ def check_encoder(config: EncoderConfig, field: str) -> None:
             a name that open_clip does not know, or without weights; weights of another format
             than safetensors; a tower that would be downloaded from elsewhere.
     """
-    in_place = config.model.startswith((LOCAL, HUB))
-    if in_place and config.pretrained is not None:
+    has_own_weights = config.model.startswith((LOCAL, HUB))
+    if has_own_weights and config.pretrained is not None:
         remedy = f"{config.model} brings its own weights; leave it out"
         raise InputError(f"{field}.pretrained", config.pretrained, remedy)
     if config.revision is not None and not config.model.startswith(HUB):
@@ -255,7 +259,7 @@ def check_encoder(config: EncoderConfig, field: str) -> None:
         raise InputError(f"{field}.revision", config.revision, remedy)
     if config.model.startswith(LOCAL):
         check_folder(Path(config.model.removeprefix(LOCAL)), field)
-    elif in_place:
+    elif has_own_weights:
         check_commit(config.model, config.revision, f"{field}.revision")
     else:
         _check_model_path(config, field)
@@ -317,12 +321,12 @@ def _check_model_path(config: EncoderConfig, field: str) -> None:
 
 
 def _tags(config: EncoderConfig) -> str:
-    """Tags of the model whose weights are safetensors."""
+    """The tags of the model whose weights are safetensors, as text."""
     from open_clip import list_pretrained_tags_by_model
 
     tags = list_pretrained_tags_by_model(config.model)
-    fit = [tag for tag in tags if tag_repository(config.model_copy(update={"pretrained": tag}))]
-    return ", ".join(fit) or "none"
+    usable = [tag for tag in tags if tag_repository(config.model_copy(update={"pretrained": tag}))]
+    return ", ".join(usable) or "none"
 
 
 def check_tower_sources(settings: Mapping[str, Any], value: object, field: str) -> None:

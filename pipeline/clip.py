@@ -23,12 +23,12 @@ from semix.pipeline.checks import (
     tag_repository,
 )
 from semix.pipeline.config import EncoderConfig
-from semix.pipeline.model_paths import CLIP_SETTINGS, fetched, reason_in_words
+from semix.pipeline.model_paths import CLIP_SETTINGS, reason_in_words, require_local_copy
 from torch import Tensor, nn
 
 log = logging.getLogger("semix.build")
 
-BATCH = 256  # most images in one forward pass, which bounds its memory
+BATCH = 256  # maximum images in one forward pass, which bounds its memory
 INTERPOLATIONS = {"bicubic": "bicubic", "random": "bicubic", "bilinear": "bilinear"}
 RESIZE_MODES = ("shortest", "squash", "longest")
 
@@ -66,7 +66,7 @@ class ClipEncoder:
     ) -> None:
         check_encoder(config, field)  # settings of a root have not passed a build's checks
         self.dtype = resolve_dtype(dtype, device, field="annotation.dtype")
-        self.model = _without_text(_loaded(config, field)).to(device, self.dtype)
+        self.model = _without_text(_load(config, field)).to(device, self.dtype)
         self.device = device
         self.settings: Preprocessing = self.model.visual.preprocess_cfg
         unknown = unsupported(self.settings)
@@ -81,7 +81,7 @@ class ClipEncoder:
 
         The output of open_clip: CoCa's has length 1, all others are not normalised.
         """
-        return torch.cat([self._encode(part) for part in images.split(BATCH)])
+        return torch.cat([self._encode(batch) for batch in images.split(BATCH)])
 
     def _encode(self, images: Tensor) -> Tensor:
         pixels = images.to(self.device).permute(0, 3, 1, 2)
@@ -89,7 +89,7 @@ class ClipEncoder:
         return self.model.encode_image(inputs).float()
 
 
-def _loaded(config: EncoderConfig, field: str) -> Any:
+def _load(config: EncoderConfig, field: str) -> Any:
     """Load the whole model on the CPU, float32. Raises InputError if that fails."""
     try:
         return open_clip.create_model_and_transforms(
@@ -110,9 +110,9 @@ def _loaded(config: EncoderConfig, field: str) -> Any:
 
 
 def _without_text(model: Any) -> Any:
-    """Delete all parts but the image tower, which is all that `encode_image` needs."""
-    parts = (model.named_children(), model.named_parameters(recurse=False))
-    names = [name for part in (*parts, model.named_buffers(recurse=False)) for name, _ in part]
+    """Delete all attributes but the image tower, which is all that `encode_image` needs."""
+    members = [*model.named_children(), *model.named_parameters(recurse=False)]
+    names = [name for name, _ in (*members, *model.named_buffers(recurse=False))]
     for name in names:
         if name != "visual":
             delattr(model, name)
@@ -126,11 +126,11 @@ def image_tower(config: EncoderConfig, field: str) -> nn.Module:
 
     Raises:
         InputError: a tower that would be downloaded from elsewhere.
-        NotHere: a hub model that is not on this machine.
+        NotLocal: a hub model that is not on this machine.
     """
     name = config.model
     if name.startswith(HUB):
-        folder = fetched(name.removeprefix(HUB), config.revision, f"{field}.model")
+        folder = require_local_copy(name.removeprefix(HUB), config.revision, f"{field}.model")
         name = f"{LOCAL}{folder}"
     settings = open_clip.get_model_config(name)
     check_tower_sources(settings, name, field)
@@ -164,7 +164,7 @@ def _source(config: EncoderConfig, field: str) -> dict[str, object]:
     _note_activation(config, tag)
     return {
         "model_name": config.model,
-        "pretrained": _fetched(repository, HUB_WEIGHTS, None),
+        "pretrained": _download(repository, HUB_WEIGHTS, None),
         "image_mean": tag["mean"],
         "image_std": tag["std"],
         "image_interpolation": tag["interpolation"],
@@ -175,11 +175,11 @@ def _source(config: EncoderConfig, field: str) -> dict[str, object]:
 def _hub_folder(config: EncoderConfig) -> Path:
     """The local folder of the pinned commit, with settings and weights in it."""
     repository = config.model.removeprefix(HUB)
-    files = [_fetched(repository, name, config.revision) for name in (CLIP_SETTINGS, HUB_WEIGHTS)]
+    files = [_download(repository, name, config.revision) for name in (CLIP_SETTINGS, HUB_WEIGHTS)]
     return Path(files[0]).parent
 
 
-def _fetched(repository: str, name: str, revision: str | None) -> str:
+def _download(repository: str, name: str, revision: str | None) -> str:
     try:
         return hf_hub_download(repository, name, revision=revision)
     except RemoteEntryNotFoundError:
@@ -189,16 +189,16 @@ def _fetched(repository: str, name: str, revision: str | None) -> str:
 
 def _note_activation(config: EncoderConfig, tag: Mapping[str, object]) -> None:
     """Give open_clip's warning about a tag, which it gives only if it downloads the weights."""
-    model, trained = open_clip.get_model_config(config.model), tag.get("quick_gelu", False)
-    if trained != model.get("quick_gelu", False):
+    model, tag_has_it = open_clip.get_model_config(config.model), tag.get("quick_gelu", False)
+    if tag_has_it != model.get("quick_gelu", False):
         text = "%s: %s was trained with%s QuickGELU, unlike this model; features are a little off"
-        log.warning(text, config.model, config.pretrained, "" if trained else "out")
+        log.warning(text, config.model, config.pretrained, "" if tag_has_it else "out")
 
 
 def unsupported(settings: Preprocessing) -> str | None:
     """The setting of a model's preprocess_cfg that `preprocess` does not support, or None."""
-    known = {"interpolation": tuple(INTERPOLATIONS), "resize_mode": RESIZE_MODES, "mode": ("RGB",)}
-    for key, choices in known.items():
+    values = {"interpolation": tuple(INTERPOLATIONS), "resize_mode": RESIZE_MODES, "mode": ("RGB",)}
+    for key, choices in values.items():
         value = settings.get(key, choices[0])
         if value not in choices:
             return f"{key} {value!r}"
@@ -215,15 +215,16 @@ def preprocess(pixels: Tensor, settings: Preprocessing) -> Tensor:
     """
     size = settings["size"]
     height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
-    target = _resized(pixels.shape[-2:], (height, width), settings.get("resize_mode", "shortest"))
+    resize_mode = settings.get("resize_mode", "shortest")
+    target = _target_size(pixels.shape[-2:], (height, width), resize_mode)
     mode = INTERPOLATIONS[settings.get("interpolation", "bicubic")]
     values = _resize(pixels.float(), target, mode=mode)
-    values = _centred(values, (height, width), fill=settings.get("fill_color", 0)) / 255
+    values = _centre_crop(values, (height, width), fill=settings.get("fill_color", 0)) / 255
     mean, std = (_channels(value, pixels.device) for value in (settings["mean"], settings["std"]))
     return (values - mean) / std
 
 
-def _resized(shape: torch.Size, size: tuple[int, int], mode: str) -> tuple[int, int]:
+def _target_size(shape: torch.Size, size: tuple[int, int], mode: str) -> tuple[int, int]:
     """Height and width after resizing and before cropping, with open_clip's rounding."""
     height, width = shape
     if mode == "squash":
@@ -248,11 +249,11 @@ def _resize(values: Tensor, target: tuple[int, int], *, mode: str) -> Tensor:
     return values
 
 
-def _centred(values: Tensor, size: tuple[int, int], *, fill: float) -> Tensor:
+def _centre_crop(values: Tensor, size: tuple[int, int], *, fill: float) -> Tensor:
     """The centre crop of [..., H, W], padded if that is too small."""
-    missing = [max(0, want - have) for want, have in zip(size, values.shape[-2:], strict=True)]
-    if any(missing):
-        sides = [m // 2 + odd * (m % 2) for m in reversed(missing) for odd in (0, 1)]
+    padding = [max(0, want - have) for want, have in zip(size, values.shape[-2:], strict=True)]
+    if any(padding):
+        sides = [m // 2 + odd * (m % 2) for m in reversed(padding) for odd in (0, 1)]
         values = F.pad(values, sides, value=fill)
     top, left = (
         round((have - want) / 2) for have, want in zip(values.shape[-2:], size, strict=True)

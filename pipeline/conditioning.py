@@ -37,7 +37,7 @@ class Conditioning:
 
 
 def concatenate(parts: Iterable[Conditioning]) -> Conditioning:
-    """All rows of the parts."""
+    """All rows of several conditionings, in order."""
     parts = list(parts)
     pooled = [part.pooled for part in parts if part.pooled is not None]
     return Conditioning(
@@ -49,9 +49,9 @@ def template_mean(encoded: Sequence[Conditioning]) -> Conditioning:
     """The mean over the encodings of several templates, N rows each."""
     if len(encoded) == 1:
         return encoded[0]
-    pooled = [part.pooled for part in encoded if part.pooled is not None]
+    pooled = [template.pooled for template in encoded if template.pooled is not None]
     return Conditioning(
-        torch.stack([part.tokens for part in encoded]).mean(dim=0),
+        torch.stack([template.tokens for template in encoded]).mean(dim=0),
         torch.stack(pooled).mean(dim=0) if pooled else None,
     )
 
@@ -82,10 +82,10 @@ def _arc(first: Tensor, second: Tensor, weights: Tensor, line: Tensor) -> Tensor
     cosine = torch.cosine_similarity(first.float(), second.float(), dim=-1).clamp(-1, 1)
     angle = cosine.acos().unsqueeze(-1)  # [..., T, 1]
     sine = angle.sin()
-    # Equal, opposite and zero vectors have no arc, nor have the end points within rounding.
-    straight = (sine < 1e-4) | (weights == 0) | (weights == 1)
-    of_first, of_second = ((share * angle).sin() / sine for share in (weights, 1 - weights))
-    return torch.where(straight, line, (of_first * first + of_second * second).to(line.dtype))
+    # Equal, opposite and zero vectors have no arc, nor have alphas 0 and 1 within rounding.
+    has_no_arc = (sine < 1e-4) | (weights == 0) | (weights == 1)
+    by_first, by_second = ((w * angle).sin() / sine for w in (weights, 1 - weights))
+    return torch.where(has_no_arc, line, (by_first * first + by_second * second).to(line.dtype))
 
 
 def mix(

@@ -8,8 +8,8 @@ from semix.data.formats import MAX_SERIES, ImageFormat
 from semix.data.settings import Settings
 from semix.data.splits import RealDataConfig
 
-MAX_OF_A_SMALL_PLAN = 16  # shards: enough to show progress, and to lose little by a kill
-MAX_DERIVED = 64  # groups per shard of a large plan
+MAX_SHARDS_OF_SMALL_PLAN = 16  # enough to show progress, and to lose little by a kill
+MAX_DERIVED_SIZE = 64  # groups per shard of a large plan
 PLACEHOLDER = "{class}"
 CLIP_MODEL = (
     "open_clip model name; local-dir:FOLDER, of an open_clip directory; or hf-hub:OWNER/NAME"
@@ -140,21 +140,21 @@ class GeneratorConfig(Settings):
     @classmethod
     def _is_interval(cls, interval: tuple[float, float]) -> tuple[float, float]:
         if not 0 <= interval[0] < interval[1] <= 1:
-            raise ValueError("give two shares of the steps, 0 <= from < to <= 1")
+            raise ValueError("give two fractions of the steps, 0 <= from < to <= 1")
         return interval
 
     @field_validator("unet", "lora")
     @classmethod
-    def _suits_the_family(cls, value: Any, info: ValidationInfo) -> Any:
+    def _family_has_unet(cls, value: Any, info: ValidationInfo) -> Any:
         family = info.data.get("family")
         if value and family not in ("stable_diffusion", "sdxl"):
             raise ValueError(f"family {family} has no U-Net to change; leave it out")
         return value
 
     @model_validator(mode="after")
-    def _is_of_its_family(self) -> Self:
-        flow = {"prompt_length": 256, "image_size": None}
-        for name, default in flow.items():
+    def _settings_fit_family(self) -> Self:
+        flow_defaults = {"prompt_length": 256, "image_size": None}
+        for name, default in flow_defaults.items():
             if self.family not in FLOW_FAMILIES and getattr(self, name) != default:
                 raise ValueError(f"`{name}` is of families {', '.join(FLOW_FAMILIES)}")
         if self.family == "flux2" and self.tiny_decoder is not None:
@@ -162,17 +162,17 @@ class GeneratorConfig(Settings):
         return self
 
     def guided(self, call: int, calls: int) -> bool:
-        """Whether a network call runs with and without the condition, two rows per image.
+        """Whether a network call is guided: with and without the condition, two rows per image.
 
         Args:
-            call: number of the call among `calls` of one sampling.
+            call: index of the call among the `calls` of one sampling.
         """
         start, stop = self.guidance_interval
         return self.guidance_scale > 1 and start <= call / calls < stop
 
     @property
     def two_rows(self) -> bool:
-        """Whether guidance costs a second row; FLUX takes it as a number."""
+        """Whether guidance takes a second row per image; FLUX takes the scale as an input."""
         return self.family != "flux"
 
     @property
@@ -388,12 +388,12 @@ class AnnotationConfig(EncoderConfig):
 
 
 def implied_label(scale: float) -> float:
-    """Probability of its class that a sharpening gives to an average real image, of weight 1."""
+    """Probability of its class that an average real image, of weight 1, gets by a sharpening."""
     return 1 / (1 + math.exp(-scale / 2))
 
 
 def hard_labels(scale: float) -> list[str]:
-    """A note on a sharpening under which labels are nearly hard; none on a softer one."""
+    """One note if this sharpening makes labels nearly hard, otherwise none."""
     label = implied_label(scale)
     if label <= NEARLY_HARD:
         return []
@@ -434,8 +434,8 @@ class ShardConfig(Settings):
         """Groups per shard in a plan of `groups`: as configured, or derived."""
         if self.groups_per_shard is not None:
             return self.groups_per_shard
-        batch = self.groups_per_batch  # the last one of a shard is padded: whole ones waste none
-        batches = min(-(-groups // (MAX_OF_A_SMALL_PLAN * batch)), MAX_DERIVED // batch)
+        batch = self.groups_per_batch  # a shard's last batch is padded: whole batches waste nothing
+        batches = min(-(-groups // (MAX_SHARDS_OF_SMALL_PLAN * batch)), MAX_DERIVED_SIZE // batch)
         return max(1, batches) * batch
 
 

@@ -12,7 +12,7 @@ from semix.pipeline.clip import image_tower
 from semix.pipeline.config import BuildConfig, EncoderConfig, GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_rows
-from semix.pipeline.model_paths import NotHere
+from semix.pipeline.model_paths import NotLocal
 from semix.pipeline.noise.cost import noise_cost
 from semix.pipeline.plan import BuildPlan, ShardSpec
 from torch.utils.flop_counter import FlopCounterMode
@@ -26,12 +26,12 @@ COMMIT_RECORD = 1_200  # bytes
 
 @dataclass(frozen=True)
 class GeneratorCost:
-    """FLOP that a generator computes per image.
+    """Cost of a generator, in FLOP and network calls.
 
     Attributes:
-        row: one sample in one call of the denoiser.
-        decode: latents to pixels, by the VAE or the tiny decoder.
-        calls: of the denoiser per sampling, counted by the scheduler: PNDM makes one more than
+        row: FLOP of one sample in one call of the denoiser.
+        decode: FLOP of decoding one image by the VAE or the tiny decoder.
+        calls: calls of the denoiser per sampling, as the scheduler counts: PNDM makes one more than
             its steps, Heun nearly two per step.
         image_size: side of a decoded image, pixels.
     """
@@ -47,10 +47,10 @@ class SeriesCost:
     """Cost of one series.
 
     Attributes:
-        images: in a series.
-        rows: of the denoiser, for a series.
+        images: number of images.
+        rows: denoiser rows; one sample in one call is a row.
         generator: FLOP of a row and of decoding an image.
-        clip: FLOP per image of the image tower, or of both towers with two CLIP models.
+        clip: FLOP per image of the image tower, or the sum of two CLIP models.
         feature_width: D of a CLIP feature, or the sum over two CLIP models.
     """
 
@@ -61,19 +61,19 @@ class SeriesCost:
     feature_width: int
 
     def tflop(self, *, groups: int, computed: int, noise_rows: float = 0) -> float:
-        """TFLOP of some groups.
+        """TFLOP of a number of groups.
 
         Args:
             computed: `groups` and the padding of last batches, which is generated and decoded but
                 not encoded.
-            noise_rows: spent on selecting noise.
+            noise_rows: denoiser rows spent on selecting noise.
         """
         model = self.generator
         generated = computed * (self.rows * model.row + self.images * model.decode)
         return (generated + groups * self.images * self.clip + noise_rows * model.row) / TERA
 
     def shard_tflop(self, plan: BuildPlan, spec: ShardSpec) -> float:
-        """TFLOP of one shard with its share of noise selection; all shards sum to the build."""
+        """TFLOP of one shard, noise selection included; all shards sum to the build."""
         groups = spec.stop - spec.start
         computed = _whole_batches(groups, plan)
         noise = noise_rows(plan) * computed / computed_groups(plan)
@@ -85,13 +85,13 @@ class Estimate:
     """Cost of a whole build, without the pass over the real images for prototypes.
 
     Attributes:
-        network_rows: one sample in one call of the denoiser: two per image and step with guidance.
-            Includes the padding of last batches, excludes noise selection.
-        noise_rows: spent on selecting noise.
+        network_rows: denoiser rows for the images: two per image and step with guidance. Includes
+            the padding of last batches, excludes noise selection.
+        noise_rows: denoiser rows for noise selection.
         noise_ratio: noise_rows as a multiple of network_rows.
         tflop: of all shards; two FLOP per multiply-add, products of attention included.
         bytes: shards and CLIP features, as stored.
-        unknown: why some of these are None.
+        unknown: the reason why some of these are None.
     """
 
     groups: int
@@ -136,7 +136,7 @@ def cost_or_reason(config: BuildConfig) -> tuple[SeriesCost, None] | tuple[None,
     """The cost of one series, or the reason why it is unknown."""
     try:
         return series_cost(config), None
-    except NotHere as error:
+    except NotLocal as error:
         return None, str(error)
     except RuntimeError as error:  # a network that needs values, which meta tensors lack
         return None, f"a model cannot be counted without weights: {error}"
@@ -146,7 +146,7 @@ def series_cost(config: BuildConfig) -> SeriesCost:
     """Count the cost of one series from the models' config files; weights are not needed.
 
     Raises:
-        NotHere: the models are not on this machine.
+        NotLocal: the models are not on this machine.
         InputError: a model that cannot be used.
     """
     images, generator = config.mixing.images, generator_cost(config.generator)
@@ -164,7 +164,7 @@ def generator_cost(config: GeneratorConfig) -> GeneratorCost:
     """Count what the family's networks compute per image, at their native size.
 
     Raises:
-        NotHere, InputError: as for `series_cost`.
+        NotLocal, InputError: as for `series_cost`.
     """
     generator = load_generator(config.model_copy(update={"compile": "none"}), device="meta")
     latents = torch.empty(1, *generator.latent_shape, device="meta")
@@ -179,7 +179,7 @@ def clip_cost(config: EncoderConfig, field: str = "annotation") -> tuple[int, in
     """FLOP of the image tower per image, and the width of its feature.
 
     Raises:
-        NotHere: a hub model that was not fetched before.
+        NotLocal: a hub model that was not fetched before.
     """
     tower: Any = image_tower(config, field)
     size = tower.image_size
@@ -198,20 +198,20 @@ def flops(call: Callable[[], Any]) -> tuple[int, Any]:
 
 def computed_groups(plan: BuildPlan) -> int:
     """Groups of all shards, with the padding of each last batch."""
-    full, rest = divmod(plan.num_groups, plan.layout.size)
-    return full * _whole_batches(plan.layout.size, plan) + _whole_batches(rest, plan)
+    full, remainder = divmod(plan.num_groups, plan.layout.size)
+    return full * _whole_batches(plan.layout.size, plan) + _whole_batches(remainder, plan)
 
 
 def noise_rows(plan: BuildPlan) -> int:
-    """Denoiser rows that noise selection takes for all shards, with the padding of last batches."""
+    """Denoiser rows of noise selection for all shards, with the padding of last batches."""
     # A short last batch is padded for selection, but not for gradient descent.
-    batches = plan.config.noise.strategy == "select"
-    groups = computed_groups(plan) if batches else plan.num_groups
+    is_padded = plan.config.noise.strategy == "select"
+    groups = computed_groups(plan) if is_padded else plan.num_groups
     return noise_cost(plan.config, groups=groups).rows
 
 
 def hours(tflop: float, *, rate: float, share: float) -> float:
-    """Hours of one device that reaches `share` of `rate` TFLOP/s."""
+    """Hours of one device that reaches the fraction `share` of `rate` TFLOP/s."""
     return tflop / (rate * share) / 3600
 
 
@@ -221,8 +221,9 @@ def stored_bytes(plan: BuildPlan, cost: SeriesCost) -> int:
     side = shards.store_size or cost.generator.image_size
     series = cost.images * _member(ENCODINGS[shards.image_format].expected_bytes(side))
     series += _member(record_bytes(plan.config, len(plan.class_names)))
-    full, rest = divmod(plan.num_groups, plan.layout.size)
-    tars = full * _tar(plan.layout.size * series) + (_tar(rest * series) if rest else 0)
+    full, remainder = divmod(plan.num_groups, plan.layout.size)
+    tars = full * _tar(plan.layout.size * series)
+    tars += _tar(remainder * series) if remainder else 0
     features = plan.num_images * cost.feature_width * 2  # half precision
     return round(tars) + features + plan.num_shards * COMMIT_RECORD
 

@@ -22,15 +22,15 @@ TEXTS = "text_encoder"  # prefix of the names of text encoders
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes, without unused memory of the allocator and workspaces of libraries.
+    """GPU memory of a worker in bytes, without the allocator's unused memory and workspaces.
 
     Attributes:
         texts: the text encoders.
         network: the U-Net or transformer.
         vae: the VAE or the tiny decoder.
         clip: image towers, which stay on the GPU.
-        sampling: a call of the network on a whole batch, without weights.
-        decoding: decoding one `decode_batch`, without weights.
+        sampling: activations of a call of the network on a whole batch.
+        decoding: activations of decoding one `decode_batch`.
         apart: the text encoders are removed before the network is loaded.
         offload: only one network is on the GPU at a time.
     """
@@ -46,7 +46,7 @@ class MemoryEstimate:
 
     @property
     def weights(self) -> int:
-        """Least bytes of weights that must be on the GPU at a time."""
+        """Bytes of the weights that must be on the GPU at once."""
         if self.offload:
             return self.clip + max(self.texts, self.network, self.vae)
         if self.apart:
@@ -56,12 +56,12 @@ class MemoryEstimate:
     @property
     def encoding(self) -> int:
         """Bytes while prompts are encoded, unless their encodings are cached."""
-        others = 0 if self.apart or self.offload else self.network + self.vae
-        return self.clip + self.texts + others
+        image_networks = 0 if self.apart or self.offload else self.network + self.vae
+        return self.clip + self.texts + image_networks
 
     @property
     def making(self) -> int:
-        """Bytes while images are made."""
+        """Bytes while images are generated and decoded."""
         if self.offload:
             return self.clip + max(self.network + self.sampling, self.vae + self.decoding)
         resident = self.clip + self.network + self.vae + (0 if self.apart else self.texts)
@@ -72,7 +72,7 @@ def memory_needed(config: BuildConfig) -> MemoryEstimate:
     """Memory of one worker, counted from the models' config files; weights are not needed.
 
     Raises:
-        NotHere: the models are not on this machine.
+        NotLocal: the models are not on this machine.
         InputError: a model that cannot be used.
     """
     generator = config.generator.model_copy(update={"compile": "none"})
@@ -107,37 +107,37 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
     Attention counts as fused kernels compute it, without the matrix of all pairs.
     """
-    with _FusedAttention(), _Live() as live:
+    with _FusedAttention(), _LiveTensors() as live:
         call()
     return live.peak
 
 
-class _Live(TorchDispatchMode):
+class _LiveTensors(TorchDispatchMode):
     """Adds up the storages that operations allocate, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self.now = 0
-        self.known: set[int] = set()
+        self.peak = self.live_bytes = 0
+        self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         output = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and _key(leaf) not in inputs | self.known:
+            if isinstance(leaf, Tensor) and _key(leaf) not in inputs | self.storages:
                 self._add(leaf.untyped_storage())
         return output
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        self.known.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
+        self.storages.add(key)
+        self.live_bytes += size
+        self.peak = max(self.peak, self.live_bytes)
         weakref.finalize(storage, self._remove, key, size)
 
     def _remove(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size
+        self.storages.discard(key)
+        self.live_bytes -= size
 
 
 class _FusedAttention(TorchFunctionMode):

@@ -16,12 +16,12 @@ PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 SAFE = ".safetensors"
 SHARD = re.compile(r"[\w.-]+\.safetensors")
 QUANTISED = ("bitsandbytes", "torchao")  # supported methods, each a package of that name
-INDEX = "model_index.json"  # lists the parts of a pipeline
+INDEX = "model_index.json"  # lists the components of a pipeline
 CLIP_SETTINGS = "open_clip_config.json"
 # Weights that open_clip looks for in a folder, in this order.
 CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
-NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")  # parts of a pipeline
-# Settings, words, sentencepiece and chat templates.
+NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")  # components
+# Suffixes of settings, vocabularies, sentencepiece models and chat templates.
 SETTINGS = {".json", ".txt", ".model", ".jinja"}
 # Names that diffusers and transformers give to the weights of a network: `model.safetensors`,
 # `model-00001-of-00002.safetensors`, `model.safetensors.index.json`; with a variant before or
@@ -32,12 +32,12 @@ WEIGHTS = re.compile(
 )
 
 
-class NotHere(InputError):
+class NotLocal(InputError):
     """A hub model that was not downloaded, so that its files cannot be read yet."""
 
 
 def local_path(model: str) -> Path | None:
-    """The path, `~` expanded; None for a hub id.
+    """The path of a local model, `~` expanded; None for a hub id.
 
     Text that looks like a path always is one; a name like `owner/model` is one if it exists.
     """
@@ -46,8 +46,8 @@ def local_path(model: str) -> Path | None:
     return path if looks_local or path.exists() else None
 
 
-def copy_here(model: str, revision: str | None = None) -> Path | None:
-    """The path, or the downloaded copy of a hub id; None if there is none."""
+def local_copy(model: str, revision: str | None = None) -> Path | None:
+    """The path of a local model, or of the downloaded copy of a hub id; None if there is none."""
     path = local_path(model)
     if path is not None:
         return path
@@ -60,11 +60,11 @@ def copy_here(model: str, revision: str | None = None) -> Path | None:
         return None
 
 
-def fetched(model: str, revision: str | None, field: str) -> Path:
-    """`copy_here`, but raises NotHere for `field` instead of returning None."""
-    path = copy_here(model, revision)
+def require_local_copy(model: str, revision: str | None, field: str) -> Path:
+    """`local_copy`, but raises NotLocal for `field` instead of returning None."""
+    path = local_copy(model, revision)
     if path is None:
-        raise NotHere(field, model, "is not on this machine; its cost is known once it is")
+        raise NotLocal(field, model, "is not on this machine; its cost is known once it is")
     return path
 
 
@@ -72,8 +72,8 @@ def reason_in_words(error: BaseException, model: str) -> str:
     """One line on why a library could not load a model; without the hub, with a remedy."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    away = (LocalEntryNotFoundError, ConnectionError, TimeoutError, gaierror)
-    if any(isinstance(cause, away) for cause in _chain(error)):
+    offline_errors = (LocalEntryNotFoundError, ConnectionError, TimeoutError, gaierror)
+    if any(isinstance(cause, offline_errors) for cause in _causes(error)):
         name = model.removeprefix("hf-hub:")
         return (
             "is not on this machine, and the hub cannot be reached from it; fetch it before with "
@@ -83,14 +83,14 @@ def reason_in_words(error: BaseException, model: str) -> str:
     return f"cannot be loaded: {lines[0]}"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def pinned(model: str, revision: str | None, field: str) -> Path | str:
-    """The local path, or the hub id, which may then be downloaded.
+def path_or_pinned_id(model: str, revision: str | None, field: str) -> Path | str:
+    """The path of a local model, or else the hub id, which may then be downloaded.
 
     A branch or a tag may change; and a request to the hub also sends the user's token, so that an
     unpinned id is refused before the hub is contacted.
@@ -132,9 +132,9 @@ def check_weights(folder: Path, field: str) -> None:
     if (folder / "adapter_config.json").exists():
         remedy = "names a model to be fetched; merge the adapter into the weights and remove it"
         raise InputError(field, folder / "adapter_config.json", remedy)
-    named = [(folder / "config.json", "transformers_weights")]
-    named += [(index, "weight_map") for index in sorted(folder.glob(f"*{SAFE}.index*.json"))]
-    for path, key in named:
+    weight_lists = [(folder / "config.json", "transformers_weights")]
+    weight_lists += [(index, "weight_map") for index in sorted(folder.glob(f"*{SAFE}.index*.json"))]
+    for path, key in weight_lists:
         for name in _names(read_json(path).get(key)) if path.is_file() else []:
             if not SHARD.fullmatch(name):
                 remedy = f"{key} names {name!r}, which is no safetensors file beside it; convert it"
@@ -142,11 +142,11 @@ def check_weights(folder: Path, field: str) -> None:
 
 
 def weight_files(folder: Path) -> dict[str | None, list[Path]]:
-    """Weights of a network, and their indices, by variant; None is the key of those without."""
+    """Weights of a network, and their indices, by variant; the key is None without one."""
     files = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if named := WEIGHTS.fullmatch(path.name):
-            files[next(filter(None, named.groups()), None)].append(path)
+        if match := WEIGHTS.fullmatch(path.name):
+            files[next(filter(None, match.groups()), None)].append(path)
     return dict(files)
 
 
@@ -193,7 +193,7 @@ def lora_file(lora: LoraConfig) -> tuple[str, str]:
             a hub id without a commit.
     """
     path, field = local_path(lora.path), "generator.lora"
-    pinned(lora.path, lora.revision, f"{field} revision")
+    path_or_pinned_id(lora.path, lora.revision, f"{field} revision")
     folder, name = str(path or lora.path), lora.weight_name
     if path is not None and not path.exists():
         raise InputError(field, path.absolute(), "there is no such file or directory")
@@ -218,48 +218,48 @@ def _names(value: object) -> list[str]:
     return sorted({str(name) for name in names if name is not None})
 
 
-def read_names(
+def loaded_file_names(
     folder: Path, *, variant: str | None = None, left_out: Container[str] = NOT_LOADED
 ) -> list[str]:
-    """The files that libraries read of a model's folder: of a pipeline, an open_clip model, or one
-    network or tokenizer.
+    """Names of the files that libraries read from a model's folder: that of a pipeline, an
+    open_clip model, or one network or tokenizer.
 
     Args:
-        variant: of the weights, if a part has weights of it.
-        left_out: parts of a pipeline that are not loaded.
+        variant: of the weights, where a component has weights of it.
+        left_out: components of a pipeline that are not loaded.
     """
     if (folder / INDEX).is_file():
-        parts = [
-            part
-            for part, named in sorted(read_json(folder / INDEX).items())
-            if part not in left_out and isinstance(named, list) and named[0] is not None
+        components = [
+            component
+            for component, kind in sorted(read_json(folder / INDEX).items())
+            if component not in left_out and isinstance(kind, list) and kind[0] is not None
         ]
-        names = [f"{part}/{name}" for part in parts for name in _part_names(folder / part, variant)]
-        return [INDEX, *names]
+        paths = ((name, _component_files(folder / name, variant)) for name in components)
+        return [INDEX, *(f"{name}/{file}" for name, files in paths for file in files)]
     if (folder / CLIP_SETTINGS).is_file():
         weights = sorted(path.name for path in folder.glob(f"*{SAFE}"))
-        first = [name for name in (*CLIP_WEIGHTS, f"model{SAFE}") if name in weights]
-        return [CLIP_SETTINGS, *(first or weights)[:1]]
-    return _part_names(folder, variant)
+        preferred = [name for name in (*CLIP_WEIGHTS, f"model{SAFE}") if name in weights]
+        return [CLIP_SETTINGS, *(preferred or weights)[:1]]
+    return _component_files(folder, variant)
 
 
-def still_read(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The hashes of an older root, which hashed all files of a folder, that still matter.
+def loaded_file_hashes(recorded: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
+    """The recorded hashes of files that are loaded; an older root hashed all files of a folder.
 
     Weights that were read but are missing now raise an error when they are loaded.
     """
-    folders = {name.rpartition("/")[0] for name in now} - {""}
+    folders = {name.rpartition("/")[0] for name in current} - {""}
 
-    def read(name: str) -> bool:
+    def is_loaded(name: str) -> bool:
         suffix = Path(name).suffix
         settings = suffix in SETTINGS and ".index." not in name
-        return name in now or (settings and name.rpartition("/")[0] in folders)
+        return name in current or (settings and name.rpartition("/")[0] in folders)
 
-    return {name: digest for name, digest in then.items() if read(name)}
+    return {name: digest for name, digest in recorded.items() if is_loaded(name)}
 
 
-def _part_names(folder: Path, variant: str | None) -> list[str]:
-    """Settings files of a network, tokenizer or scheduler; weights of the variant or without."""
+def _component_files(folder: Path, variant: str | None) -> list[str]:
+    """Names of a component's settings files and weights, of the variant if there are any of it."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     settings = [n for n in names if Path(n).suffix in SETTINGS and ".index." not in n]
     files = weight_files(folder)

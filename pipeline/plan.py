@@ -64,10 +64,10 @@ class ShardSpec:
 
 
 class BuildPlan:
-    """All groups of a build, computed from their index; memory does not grow with the plan.
+    """All groups of a build, each computed from its index; memory does not grow with the plan.
 
-    Groups walk the sets of classes and start again after the last, as CSM enumerates its pairs,
-    so group i belongs to set i mod P. All pairs come in lexicographic order with c1 < c2.
+    Groups cycle through the sets of classes, as CSM enumerates its pairs, so group i belongs
+    to set i mod P. All pairs come in lexicographic order with c1 < c2.
 
     Args:
         names, models: class names, and identities of the models, if they are known already (a
@@ -93,7 +93,7 @@ class BuildPlan:
         self.class_names = class_names(config.real) if names is None else names
         self.sets: ClassSets = class_sets(config.mixing, self.class_names)
         if similar is not None:
-            self.sets = Similar(len(similar), tuple(similar))
+            self.sets = SimilarPairs(len(similar), tuple(similar))
         self.num_pairs = len(self.sets)
         groups = self.num_pairs * config.mixing.groups_per_pair
         # A derived shard size is a part of the plan, like a configured one.
@@ -115,9 +115,9 @@ class BuildPlan:
         return identity(self.config, self.class_names, self.models)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all groups are known; similar pairs are unknown until they are drawn."""
-        return not (isinstance(self.sets, Similar) and self.sets.sets is None)
+        return not (isinstance(self.sets, SimilarPairs) and self.sets.sets is None)
 
     @property
     def num_images(self) -> int:
@@ -136,7 +136,7 @@ class BuildPlan:
 
 
 def group_seed(plan_seed: int, group: int) -> int:
-    """A seed of its own for each group, whatever the batch, worker or order."""
+    """The seed of a group, which does not depend on batch, worker or order."""
     return hashed_seed(plan_seed, group)
 
 
@@ -149,8 +149,8 @@ class ClassSets(Protocol):
 
 
 @dataclass(frozen=True)
-class All:
-    """All sets in lexicographic order."""
+class AllSets:
+    """All sets of `size` classes in lexicographic order."""
 
     classes: int
     size: int
@@ -163,11 +163,11 @@ class All:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledSets:
     """The first `count` sets of a seeded permutation of all: uniform, without repeats."""
 
     count: int
-    population: All
+    population: AllSets
     seed: int
 
     def __len__(self) -> int:
@@ -178,7 +178,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Similar:
+class SimilarPairs:
     """Pairs drawn by similarity; `sets` is None until the prototypes are measured."""
 
     count: int
@@ -189,8 +189,8 @@ class Similar:
 
     def __getitem__(self, rank: int) -> tuple[int, ...]:
         if self.sets is None:
-            drawn = "its pairs are drawn into pairs.json once prototypes are measured"
-            remedy = f"{drawn}; if that file is missing, `semix resume` draws them again"
+            reason = "its pairs are drawn into pairs.json once prototypes are measured"
+            remedy = f"{reason}; if that file is missing, `semix resume` draws them again"
             raise InputError("mixing.pairs.kind", "similar", remedy)
         return self.sets[rank]
 
@@ -204,38 +204,38 @@ def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
     """
     if len(names) < mixing.classes:
         raise InputError("mixing.classes", mixing.classes, f"the data has {len(names)} classes")
-    everything = All(len(names), mixing.classes)
+    all_sets = AllSets(len(names), mixing.classes)
     pairs = mixing.pairs
     if pairs.kind == "named":
-        return _named(pairs.names, names, mixing.classes)
+        return _named_sets(pairs.names, names, mixing.classes)
     if pairs.count is None:
-        return everything
-    if pairs.count > len(everything):
-        raise InputError("mixing.pairs.count", pairs.count, f"there are only {len(everything)}")
+        return all_sets
+    if pairs.count > len(all_sets):
+        raise InputError("mixing.pairs.count", pairs.count, f"there are only {len(all_sets)}")
     if pairs.kind == "similar":
-        return Similar(pairs.count)
-    return Sampled(pairs.count, everything, mixing.seed)
+        return SimilarPairs(pairs.count)
+    return SampledSets(pairs.count, all_sets, mixing.seed)
 
 
-def _named(
+def _named_sets(
     named_sets: Sequence[Sequence[str]], names: Sequence[str], size: int
 ) -> tuple[tuple[int, ...], ...]:
     index = {name: position for position, name in enumerate(names)}
     sets = []
     for members in named_sets:
-        shown = ", ".join(members)
+        text = ", ".join(members)
         for name in members:
             if name not in index:
                 remedy = f"{name!r} is no class of the data; known: {', '.join(names[:20])}"
-                raise InputError("mixing.pairs.names", shown, remedy)
+                raise InputError("mixing.pairs.names", text, remedy)
         if len(set(members)) != size or len(members) != size:
-            raise InputError("mixing.pairs.names", shown, f"name {size} different classes")
+            raise InputError("mixing.pairs.names", text, f"name {size} different classes")
         sets.append(tuple(sorted(index[name] for name in members)))
     for classes, times in Counter(sets).items():
         if times > 1:
-            shown = ", ".join(names[k] for k in classes)
+            text = ", ".join(names[k] for k in classes)
             remedy = "is named more than once; raise mixing.groups_per_pair instead"
-            raise InputError("mixing.pairs.names", shown, remedy)
+            raise InputError("mixing.pairs.names", text, remedy)
     return tuple(sets)
 
 
@@ -287,8 +287,8 @@ def mixture_points(mixing: MixingConfig, group: int) -> tuple[tuple[float, ...],
         return tuple((alpha, 1 - alpha) for alpha in _alphas(mixing, group))
     pure = [tuple(float(k == j) for j in range(mixing.classes)) for k in range(mixing.classes)]
     rng = random.Random(hashed_seed(mixing.seed, "points", group))
-    drawn = [_uniform_point(rng, mixing.classes) for _ in range(mixing.images - mixing.classes)]
-    return (*pure, *drawn)
+    inner = [_uniform_point(rng, mixing.classes) for _ in range(mixing.images - mixing.classes)]
+    return (*pure, *inner)
 
 
 def _alphas(mixing: MixingConfig, group: int) -> tuple[float, ...]:
@@ -312,5 +312,5 @@ def alpha_grid(count: int, *, dense: bool = False) -> tuple[float, ...]:
 
 def _uniform_point(rng: random.Random, classes: int) -> tuple[float, ...]:
     """A point of the simplex: exponential variates over their sum, which is Dirichlet(1)."""
-    parts = [rng.expovariate(1) for _ in range(classes)]
-    return tuple(part / sum(parts) for part in parts)
+    variates = [rng.expovariate(1) for _ in range(classes)]
+    return tuple(variate / sum(variates) for variate in variates)

@@ -8,14 +8,14 @@ from semix.data.errors import InputError
 from semix.pipeline.config import PLACEHOLDER, Family, GeneratorConfig
 
 FILLER = ","  # one token in every vocabulary here, without meaning
-# The tokenizer, T5's or Qwen3's, that reads `prompt_length` tokens; CLIP's has a fixed length.
-LONG: dict[Family, str] = {
+# The tokenizer (of T5 or Qwen3) that reads `prompt_length` tokens; CLIP's has a fixed length.
+LONG_TOKENIZERS: dict[Family, str] = {
     "sd3": "tokenizer_3",
     "flux": "tokenizer_2",
     "flux2": "tokenizer",
     "z_image": "tokenizer",
 }
-CHATS: dict[Family, bool] = {"flux2": False, "z_image": True}  # Qwen3 chat: thinking enabled?
+CHAT_THINKING: dict[Family, bool] = {"flux2": False, "z_image": True}  # of Qwen3
 
 
 def prompts(template: str, names: Sequence[str]) -> list[str]:
@@ -43,17 +43,17 @@ class Chat:
 
 def configure_tokenizer(tokenizer: Any, config: GeneratorConfig, part: str) -> Any:
     """Set up a tokenizer as its family uses it; `part` is its name in the pipeline."""
-    if LONG.get(config.family) != part:
+    if LONG_TOKENIZERS.get(config.family) != part:
         return tokenizer
     tokenizer.model_max_length = config.prompt_length
-    thinking = CHATS.get(config.family)
+    thinking = CHAT_THINKING.get(config.family)
     return tokenizer if thinking is None else Chat(tokenizer, thinking=thinking)
 
 
 def checked_prompts(
     config: GeneratorConfig, names: Sequence[str], tokenizers: Sequence[Any]
 ) -> list[list[str]]:
-    """The prompts of all classes, for each template [T][K].
+    """The prompts of all classes per template, [T][K], after checks.
 
     Raises:
         InputError: a prompt has more tokens than one of the tokenizers allows; names cannot be
@@ -64,16 +64,16 @@ def checked_prompts(
         names = padded_names(
             names, lambda name: _length(tokenizers[0], *prompts(PLACEHOLDER, [name]))
         )
-    versions = [prompts(template, names) for template in config.templates]
+    template_prompts = [prompts(template, names) for template in config.templates]
     for tokenizer in tokenizers:
-        for text in (text for texts in versions for text in texts):
-            length, most = _length(tokenizer, text), tokenizer.model_max_length
-            if length > most:
-                remedy = f"has {length} tokens, the model reads {most}"
+        for text in (text for texts in template_prompts for text in texts):
+            length, limit = _length(tokenizer, text), tokenizer.model_max_length
+            if length > limit:
+                remedy = f"has {length} tokens, the model reads {limit}"
                 raise InputError("generator.prompt", repr(text), remedy)
     if config.family == "z_image":
-        _check_equal_lengths([text for texts in versions for text in texts], tokenizers[0])
-    return versions
+        _check_equal_lengths([text for texts in template_prompts for text in texts], tokenizers[0])
+    return template_prompts
 
 
 def _check_equal_lengths(texts: Sequence[str], tokenizer: Any) -> None:

@@ -40,7 +40,7 @@ BATCH = 256  # images encoded at once
 CHUNK = 16 * BATCH  # images per file of features; a kill loses at most this many
 MAX_THREADS = 16  # for decoding
 LIBRARIES = ("torch", "open_clip_torch")  # another version may give other last bits
-SAY_EVERY_S = 30.0
+LOG_INTERVAL_S = 30.0
 
 log = logging.getLogger("semix.build")
 
@@ -50,7 +50,7 @@ class PrototypeMeasurement:
     """Measures one training split with any encoder, unless it is known or cached.
 
     Attributes:
-        known: earlier measurements of the same images; their encoders need no images.
+        known: earlier measurements of the same images, which are reused for equal encoders.
         store: holds chunks of features below `folder` until all are measured.
     """
 
@@ -68,29 +68,29 @@ class PrototypeMeasurement:
             identity: `semix.pipeline.provenance.annotation_identity(config)`.
         """
         identities = [identity, *([identity["second"]] if "second" in identity else [])]
-        parts = {
-            name: self.encoded_by(encoder, part, field)
-            for name, part, (field, encoder) in zip(
+        measurements = {
+            name: self.measure_with(encoder, encoder_identity, field)
+            for name, encoder_identity, (field, encoder) in zip(
                 TENSOR_NAMES, identities, config.encoders, strict=False
             )
         }
         if self.known:
-            return PrototypeFile(parts, self.known.class_names, self.known.real)
-        return PrototypeFile(parts, self.data.class_names, self.data.train.digest)
+            return PrototypeFile(measurements, self.known.class_names, self.known.real)
+        return PrototypeFile(measurements, self.data.class_names, self.data.train.digest)
 
-    def encoded_by(
+    def measure_with(
         self, config: EncoderConfig, identity: EncoderIdentity, field: str
     ) -> EncoderMeasurement:
         """Measure with one encoder; `field` names its settings in error messages."""
         content = encoder_content(identity)
-        for part in self.known.parts.values() if self.known else ():
-            if encoder_content(part.identity) == content:
-                return EncoderMeasurement(identity, part.measurement)
+        for encoder in self.known.parts.values() if self.known else ():
+            if encoder_content(encoder.identity) == content:
+                return EncoderMeasurement(identity, encoder.measurement)
         digest = self._digest(content)
-        measurement = _cached(digest)
+        measurement = _read_cache(digest)
         if measurement is None:
             measurement = self._measure(config, digest, field, dtype=identity["dtype"])
-            _cache(digest, measurement)
+            _write_cache(digest, measurement)
         return EncoderMeasurement(identity, measurement)
 
     @cached_property
@@ -146,7 +146,7 @@ class FeatureChunks:
         encode: uint8 [N, H, W, 3] -> float32 [N, D] on the CPU.
         folder: in the store, for features of this encoder, split and layout only.
         size: images per file; batch: images encoded at once.
-        heartbeat: called after each batch, with how far in the split it reaches.
+        heartbeat: called after each batch, with the number of images up to its end.
     """
 
     split: ImageSplit
@@ -166,13 +166,13 @@ class FeatureChunks:
     def _features(self, start: int, stop: int) -> Tensor:
         name = f"{self.folder}/{start // self.size:07d}.safetensors"
         facts = {"images": f"{start} to {stop - 1}"}
-        features = self._stored(name, facts)
+        features = self._read_chunk(name, facts)
         if features is None:
-            features = self._encoded(start, stop)
+            features = self._encode_chunk(start, stop)
             self.store.create(name, seal({"features": features}, facts))
         return features
 
-    def _stored(self, name: str, facts: Mapping[str, str]) -> Tensor | None:
+    def _read_chunk(self, name: str, facts: Mapping[str, str]) -> Tensor | None:
         try:
             tensors, stored = open_sealed(self.store.get(name))
             if stored == facts:
@@ -185,16 +185,16 @@ class FeatureChunks:
             self.store.delete(name)
         return None
 
-    def _encoded(self, start: int, stop: int) -> Tensor:
-        parts, position = [], start
+    def _encode_chunk(self, start: int, stop: int) -> Tensor:
+        chunks, position = [], start
         for images in decoded(self.split, start, stop, batch=self.batch):
-            parts.append(self.encode(images))
+            chunks.append(self.encode(images))
             position += len(images)
             self.heartbeat(position)
-        features = torch.cat(parts)
-        bad = ~torch.isfinite(features).all(1)
-        if bad.any():
-            image = start + int(bad.nonzero()[0])
+        features = torch.cat(chunks)
+        is_bad = ~torch.isfinite(features).all(1)
+        if is_bad.any():
+            image = start + int(is_bad.nonzero()[0])
             target = int(self.split.targets[image])
             raise FloatingPointError(
                 f"training image {image}, of class {target}: its CLIP features are not finite"
@@ -205,21 +205,21 @@ class FeatureChunks:
 def decoded(split: ImageSplit, start: int, stop: int, *, batch: int) -> Iterator[Tensor]:
     """Yield images `start` to `stop - 1` in order, uint8 [n, S, S, 3], decoded ahead on threads."""
     threads = min(MAX_THREADS, cores())
-    firsts = range(start, stop, batch)
-    batches = (np.arange(first, min(first + batch, stop)) for first in firsts)
-    parts = (
-        (last, part)
+    starts = range(start, stop, batch)
+    batches = (np.arange(first, min(first + batch, stop)) for first in starts)
+    tasks = (
+        (is_last, piece)
         for indices in batches
         for pieces in [np.array_split(indices, min(threads, len(indices)))]
-        for last, part in ((piece is pieces[-1], piece) for piece in pieces)
+        for is_last, piece in ((piece is pieces[-1], piece) for piece in pieces)
     )
-    waiting: list[np.ndarray] = []
-    load = mapped(lambda item: (item[0], split.images(item[1])), parts, threads=threads)
-    for last, images in load:
-        waiting.append(images)
-        if last:
-            yield torch.from_numpy(np.concatenate(waiting))
-            waiting = []
+    batch_images: list[np.ndarray] = []
+    load = mapped(lambda task: (task[0], split.images(task[1])), tasks, threads=threads)
+    for is_last, images in load:
+        batch_images.append(images)
+        if is_last:
+            yield torch.from_numpy(np.concatenate(batch_images))
+            batch_images = []
 
 
 class EncodingProgress:
@@ -228,23 +228,23 @@ class EncodingProgress:
     def __init__(self, total: int, heartbeat: Callable[[], None]) -> None:
         self.total = total
         self.heartbeat = heartbeat
-        self.started = self.said = time.monotonic()
-        self.first: int | None = None
+        self.started = self.logged = time.monotonic()
+        self.first_position: int | None = None
 
     def __call__(self, position: int) -> None:
         """Report that the pass is at this position of the split."""
         self.heartbeat()
         now = time.monotonic()
-        if self.first is None:  # a pass that continues after a kill starts in the middle
-            self.first, self.started = position, now
-        if now - self.said < SAY_EVERY_S:
+        if self.first_position is None:  # a pass that continues after a kill starts in the middle
+            self.first_position, self.started = position, now
+        if now - self.logged < LOG_INTERVAL_S:
             return
-        self.said = now
-        rate = (position - self.first) / max(now - self.started, 1e-9)
+        self.logged = now
+        rate = (position - self.first_position) / max(now - self.started, 1e-9)
         log.info("prototypes: %d of %d images, %.0f per second", position, self.total, rate)
 
 
-def _cached(digest: str) -> Measurement | None:
+def _read_cache(digest: str) -> Measurement | None:
     """The cached measurement with this digest; None if there is none or it is damaged."""
     path = _cache_path(digest)
     try:
@@ -259,7 +259,7 @@ def _cached(digest: str) -> Measurement | None:
         return None
 
 
-def _cache(digest: str, measurement: Measurement) -> None:
+def _write_cache(digest: str, measurement: Measurement) -> None:
     """Write a measurement to the cache folder; only warn if it cannot be written."""
     tensors, facts = measurement.parts()
     try:

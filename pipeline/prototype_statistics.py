@@ -19,7 +19,7 @@ FEATURES, SECOND = "features", "second"  # names of the features of each encoder
 COINCIDE = 1e-8  # squared distance below which two prototypes define no line
 ROWS = 256  # features compared with all classes at once, to bound memory
 SCALE_RANGE = (1.0, 20.0)
-USUAL = (0.6, 0.99)  # label of an average real image: less says little, more is nearly certain
+USUAL_LABELS = (0.6, 0.99)  # of an average real image: below, undecided; above, nearly certain
 # Names of each encoder's tensors, and the prefix of the names of its facts.
 TENSOR_NAMES = {
     FEATURES: (("prototypes", "unit"), ""),
@@ -50,8 +50,8 @@ class Measurement:
         if not isinstance(configured, str):
             return configured
         variance = self.unit_variance if normalize else self.variance
-        least, most = SCALE_RANGE
-        return 1 / min(max(variance, 1 / most), 1 / least)  # variance 0 with one image per class
+        min_scale, max_scale = SCALE_RANGE
+        return 1 / min(max(variance, 1 / max_scale), 1 / min_scale)  # 0 with one image per class
 
     def prototypes_for(self, *, normalize: bool) -> Tensor:
         """The prototypes of an annotation with or without `normalize`."""
@@ -59,19 +59,19 @@ class Measurement:
 
     def parts(self, encoder: str = FEATURES) -> tuple[dict[str, Tensor], Metadata]:
         """Tensors and facts for a file, under the names of this encoder."""
-        (raw, short), prefix = TENSOR_NAMES[encoder]
+        (name, unit_name), prefix = TENSOR_NAMES[encoder]
         facts = {"weight_variance": self.variance, "unit_weight_variance": self.unit_variance}
-        named = {f"{prefix}{name}": repr(value) for name, value in facts.items()}
-        return {raw: self.prototypes, short: self.unit}, named
+        texts = {f"{prefix}{fact}": repr(value) for fact, value in facts.items()}
+        return {name: self.prototypes, unit_name: self.unit}, texts
 
     @classmethod
     def of(cls, tensors: Mapping[str, Any], facts: Metadata, encoder: str = FEATURES) -> Self:
         """The inverse of `parts`. Raises ValueError: a tensor or fact is missing."""
         names, prefix = TENSOR_NAMES[encoder]
         try:
-            raw, short = (torch.from_numpy(tensors[name]) for name in names)
-            spread = float(facts[f"{prefix}weight_variance"])
-            return cls(raw, short, spread, float(facts[f"{prefix}unit_weight_variance"]))
+            means, unit_means = (torch.from_numpy(tensors[name]) for name in names)
+            variance = float(facts[f"{prefix}weight_variance"])
+            return cls(means, unit_means, variance, float(facts[f"{prefix}unit_weight_variance"]))
         except KeyError as error:
             raise ValueError(f"holds no {error}") from None
 
@@ -98,7 +98,7 @@ class PrototypeFile:
     real: str
 
     def pack(self, config: AnnotationConfig) -> bytes:
-        """The file of one annotation; its scale is among the facts."""
+        """The file's content for one annotation, whose scale is among the facts."""
         tensors: dict[str, Tensor] = {}
         facts = {"real": self.real, "class_names": json.dumps(self.class_names)}
         for name, part in self.parts.items():
@@ -143,10 +143,10 @@ class PrototypeFile:
         for name, part in self.parts.items():
             scale = scale_of(part.measurement, config)
             measured = config.scale == "auto"
-            if measured or not USUAL[0] <= implied_label(scale) <= USUAL[1]:
+            if measured or not USUAL_LABELS[0] <= implied_label(scale) <= USUAL_LABELS[1]:
                 text = "sharpening of %s: scale %.3g (%s); an average real image would be labelled"
-                how = "from the spread of real images" if measured else "as set"
-                log.info(f"{text} %.3f", name, scale, how, implied_label(scale))
+                source = "from the spread of real images" if measured else "as set"
+                log.info(f"{text} %.3f", name, scale, source, implied_label(scale))
             for note in hard_labels(scale) if measured else ():
                 log.warning("%s", note)
 
@@ -164,18 +164,18 @@ def measure_features(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int)
     Raises:
         ValueError: a class has no features.
     """
-    raw, short = ClassSums(num_classes), ClassSums(num_classes)
+    sums, unit_sums = ClassSums(num_classes), ClassSums(num_classes)
     for features, targets in batches:
-        raw.add(features, targets)
-        short.add(unit(features), targets)
-    means, unit_means = raw.means(), short.means()
+        sums.add(features, targets)
+        unit_sums.add(unit(features), targets)
+    means, unit_means = sums.means(), unit_sums.means()
     prototypes, unit_prototypes = means.float(), unit(unit_means).float()
-    spread = WeightVariance(prototypes, prototypes)
-    unit_spread = WeightVariance(unit_means, unit_prototypes)
+    variance = WeightVariance(prototypes, prototypes)
+    unit_variance = WeightVariance(unit_means, unit_prototypes)
     for features, targets in batches:
-        spread.add(features, targets)
-        unit_spread.add(unit(features), targets)
-    return Measurement(prototypes, unit_prototypes, spread.value(), unit_spread.value())
+        variance.add(features, targets)
+        unit_variance.add(unit(features), targets)
+    return Measurement(prototypes, unit_prototypes, variance.value(), unit_variance.value())
 
 
 class ClassSums:
@@ -203,8 +203,8 @@ class ClassSums:
 class WeightVariance:
     """Variance of the projection weight of real images around the mean of their class.
 
-    Averaged over all images and all other classes; 1 / variance is the sharpening under which
-    labels are the posterior of two Gaussian classes.
+    Averaged over all images, and the lines to all other classes; 1 / variance is the sharpening
+    under which labels are the posterior of two Gaussian classes.
 
     Args:
         means: of each class, [K, D]; prototypes: [K, D], which span the lines. The same, unless
@@ -214,7 +214,7 @@ class WeightVariance:
     def __init__(self, means: Tensor, prototypes: Tensor) -> None:
         self._means = means.double()
         self._prototypes = prototypes.double()
-        self._total, self._count, self._least = 0.0, 0, math.inf
+        self._total, self._count, self._min_length_sq = 0.0, 0, math.inf
 
     def add(self, features: Tensor, targets: Tensor) -> None:
         """Args: features [N, D]; targets int64 [N]."""
@@ -223,16 +223,18 @@ class WeightVariance:
 
     def value(self) -> float:
         """The variance; infinite if two prototypes coincide."""
-        return self._total / self._count if self._least >= COINCIDE else math.inf
+        return self._total / self._count if self._min_length_sq >= COINCIDE else math.inf
 
     def _add(self, features: Tensor, targets: Tensor) -> None:
-        ends = self._prototypes[targets]  # [N, D]
+        own_prototypes = self._prototypes[targets]  # [N, D]
         deviations = features - self._means[targets]
-        along = (deviations * ends).sum(1, keepdim=True) - deviations @ self._prototypes.T  # [N, K]
-        lengths_sq = squared_distances(ends, self._prototypes)
+        projections = (deviations * own_prototypes).sum(
+            1, keepdim=True
+        ) - deviations @ self._prototypes.T  # [N, K]
+        lengths_sq = squared_distances(own_prototypes, self._prototypes)
         lengths_sq.scatter_(1, targets[:, None], math.inf)  # no line joins a class to itself
-        self._least = min(self._least, float(lengths_sq.min()))
-        self._total += float((along / lengths_sq).square().sum())
+        self._min_length_sq = min(self._min_length_sq, float(lengths_sq.min()))
+        self._total += float((projections / lengths_sq).square().sum())
         self._count += len(features) * (len(self._prototypes) - 1)
 
 
@@ -244,9 +246,9 @@ def squared_distances(first: Tensor, second: Tensor) -> Tensor:
 
 def coinciding(prototypes: Tensor) -> tuple[int, int] | None:
     """Two classes whose prototypes [K, D] coincide, or None."""
-    exact = prototypes.double()
-    for index in range(1, len(exact)):
-        close = squared_distances(exact[index : index + 1], exact[:index])[0] < COINCIDE
+    vectors = prototypes.double()
+    for index in range(1, len(vectors)):
+        close = squared_distances(vectors[index : index + 1], vectors[:index])[0] < COINCIDE
         if close.any():
             return int(close.nonzero()[0]), index
     return None

@@ -22,7 +22,7 @@ from semix.pipeline.root import config_of, plan_of
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor
 
-CHUNKS = LEASE = "prototypes"  # folder of features in progress; lease of who measures
+CHUNKS = LEASE = "prototypes"  # folder of features in progress; lease of the process that measures
 FIRST_POLL_S, LONGEST_POLL_S = 0.25, 5.0  # between polls of a store that many workers ask
 
 
@@ -57,7 +57,7 @@ def ensure_prototypes(
 def prepare(
     root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
 ) -> None:
-    """`ensure_prototypes` among many workers: one measures, the others wait or take over.
+    """Call `ensure_prototypes` in one of many workers; the others wait, or take over if it dies.
 
     Args:
         heartbeat: called after each step, and at each poll.
@@ -68,7 +68,7 @@ def prepare(
     pause_s = FIRST_POLL_S
     while not is_prepared(root):
         if claim(root.store, LEASE):
-            _measure_alone(root, device, LeaseHeartbeat(root.store, heartbeat))
+            _measure_under_lease(root, device, LeaseHeartbeat(root.store, heartbeat))
         else:
             heartbeat()
             time.sleep(pause_s)
@@ -77,7 +77,7 @@ def prepare(
         check_same_origin(root, kind, digest)
 
 
-def _measure_alone(root: Root, device: str, heartbeat: LeaseHeartbeat) -> None:
+def _measure_under_lease(root: Root, device: str, heartbeat: LeaseHeartbeat) -> None:
     try:
         with heartbeat.holding(LEASE):
             ensure_prototypes(root, device=device, heartbeat=heartbeat)
@@ -87,7 +87,7 @@ def _measure_alone(root: Root, device: str, heartbeat: LeaseHeartbeat) -> None:
 
 
 def is_prepared(root: Root) -> bool:
-    """Whether the root has all that `ensure_prototypes` makes."""
+    """Whether the root has the prototypes, and the pairs if its plan mixes similar classes."""
     if not root.store.exists(PROTOTYPES):
         return False
     similar = plan_of(root).config.mixing.pairs.kind == "similar"
@@ -115,16 +115,16 @@ def measure(
     Args:
         device: auto, cpu, cuda or cuda:N.
         identity: `semix.pipeline.provenance.annotation_identity(config)`.
-        known: prototypes measured for another annotation of the same real data; the encoders in
-            them need neither images nor CLIP.
+        known: the file of another annotation of the same real data; measurements of its encoders
+            are reused.
     Raises:
         InputError: a class without images, or two whose prototypes coincide.
         FloatingPointError: a feature of a real image is not finite.
     """
     from semix.pipeline.prototype_measurement import PrototypeFile, PrototypeMeasurement
 
-    before = PrototypeFile.unpack(known) if known is not None else None
-    file = PrototypeMeasurement(real, device, store, f"{CHUNKS}/", before, heartbeat).file(
+    known_file = PrototypeFile.unpack(known) if known is not None else None
+    file = PrototypeMeasurement(real, device, store, f"{CHUNKS}/", known_file, heartbeat).file(
         config, identity
     )
     file.check_distinct(config)

@@ -24,7 +24,13 @@ from semix.pipeline.config import (
     GeneratorConfig,
     LoraConfig,
 )
-from semix.pipeline.model_paths import NOT_LOADED, local_path, lora_file, read_names, still_read
+from semix.pipeline.model_paths import (
+    NOT_LOADED,
+    loaded_file_hashes,
+    loaded_file_names,
+    local_path,
+    lora_file,
+)
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
 # Paths, and limits on cost and loss: these settings decide no byte of the dataset.
@@ -35,7 +41,7 @@ NON_IDENTITY_SETTINGS: dict[str, Any] = {
     "noise": {"max_cost"},
     "shards": {"max_left_out"},
 }
-NEWER = {".model", ".jinja"}  # suffixes of files that older roots did not hash
+NEWER_SUFFIXES = {".model", ".jinja"}  # of files that older roots did not hash
 
 
 def planned_models(plan: Plan) -> ModelIdentities:
@@ -62,20 +68,20 @@ def identity(config: BuildConfig, class_names: Sequence[str], models: ModelIdent
 
 def identity_settings(config: BuildConfig) -> dict[str, object]:
     """The settings that decide bytes and differ from their defaults."""
-    parts = config.model_dump(mode="json", exclude_defaults=True, exclude=NON_IDENTITY_SETTINGS)
-    return {name: settings for name, settings in parts.items() if settings}
+    sections = config.model_dump(mode="json", exclude_defaults=True, exclude=NON_IDENTITY_SETTINGS)
+    return {name: settings for name, settings in sections.items() if settings}
 
 
 def contents(models: ModelIdentities) -> dict[str, object]:
-    """The parts of the models' identities that decide bytes."""
+    """What decides bytes in the identities of the models."""
     base = models["generator"]
-    added = {
+    networks = {
         "unet": [base["unet"]] if "unet" in base else [],
         "lora": base.get("lora", []),
         "tiny_decoder": [base["tiny_decoder"]] if "tiny_decoder" in base else [],
     }
-    parts = {name: [_content(part) for part in group] for name, group in added.items() if group}
-    generator = {"own": _content(base), **parts}
+    added = {name: [*map(_content, entries)] for name, entries in networks.items() if entries}
+    generator = {"own": _content(base), **added}
     return {"generator": generator, "annotation": _encoder_contents(models["annotation"])}
 
 
@@ -89,7 +95,7 @@ def annotation_content(annotation: AnnotationConfig, encoders: AnnotationIdentit
 def model_identities(config: BuildConfig) -> ModelIdentities:
     """Name, revision and, for local files, hashes of generator and annotator.
 
-    Parts that are added to the generator, or replace its own, are listed beside its own files.
+    Networks that are added to the generator, or replace its own, are listed beside its files.
     """
     return {
         "generator": generator_identity(config.generator),
@@ -99,8 +105,8 @@ def model_identities(config: BuildConfig) -> ModelIdentities:
 
 def generator_identity(config: GeneratorConfig) -> GeneratorIdentity:
     left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
-    read = {"variant": config.variant, "left_out": left_out}
-    entry: GeneratorIdentity = {**_identity(config.model, config.revision, **read)}
+    options = {"variant": config.variant, "left_out": left_out}
+    entry: GeneratorIdentity = {**_identity(config.model, config.revision, **options)}
     if config.unet is not None:
         entry["unet"] = _identity(config.unet, config.unet_revision)
     if config.lora:
@@ -134,7 +140,7 @@ def encoder_identity(config: EncoderConfig, dtype: str) -> EncoderIdentity:
 
 
 def encoder_content(identity: EncoderIdentity) -> dict[str, object]:
-    """The parts of an encoder's identity that decide its features: local files, but not paths."""
+    """What decides features in an encoder's identity: local files, but not their paths."""
     files = identity["files"]
     in_folder = identity["model"].startswith("local-dir:")
     local_weights = identity["pretrained"] and Path(identity["pretrained"]).name in files
@@ -154,14 +160,14 @@ def library_versions() -> dict[str, str]:
 
 def _encoder_contents(identity: AnnotationIdentity) -> list[dict[str, object]]:
     second = identity.get("second")
-    return [encoder_content(part) for part in (identity, second) if part]
+    return [encoder_content(encoder) for encoder in (identity, second) if encoder]
 
 
 def unchanged(then: Any, now: Any) -> bool:
-    """Whether contents of models are equal to those that a root was started with.
+    """Whether the present contents of models equal those that a root was started with.
 
     Args:
-        then: possibly of an older root, which hashed all files of a folder.
+        then: possibly recorded by an older root, which hashed all files of a folder.
     """
     if isinstance(then, dict) and isinstance(now, dict):
         return then.keys() == now.keys() and all(
@@ -174,13 +180,14 @@ def unchanged(then: Any, now: Any) -> bool:
 
 
 def _same_files(then: dict[str, str], now: dict[str, str]) -> bool:
-    known = {name: now[name] for name in now if name in then or Path(name).suffix not in NEWER}
-    return bool(then) == bool(now) and still_read(then, now) == known
+    names = (name for name in now if name in then or Path(name).suffix not in NEWER_SUFFIXES)
+    comparable = {name: now[name] for name in names}
+    return bool(then) == bool(now) and loaded_file_hashes(then, now) == comparable
 
 
-def _identity(model: str, revision: str | None, **read: Any) -> ModelIdentity:
+def _identity(model: str, revision: str | None, **options: Any) -> ModelIdentity:
     path = local_path(model)
-    files = file_hashes(path, **read) if path else {}
+    files = file_hashes(path, **options) if path else {}
     return {"model": model, "revision": revision, "files": files}
 
 
@@ -190,17 +197,17 @@ def _lora_identity(lora: LoraConfig) -> ModelIdentity:
     return {"model": lora.path, "revision": lora.revision, "files": files}
 
 
-def file_hashes(path: Path, **read: Any) -> dict[str, str]:
+def file_hashes(path: Path, **options: Any) -> dict[str, str]:
     """SHA-256, by name, of a file or of the files in a folder that decide what a model computes.
 
     Args:
-        read: keyword arguments of `semix.pipeline.model_paths.read_names`.
+        options: keyword arguments of `semix.pipeline.model_paths.loaded_file_names`.
     """
     if path.is_file():
         return {path.name: remembered_digest(path)}
     if not path.is_dir():
         return {}
-    return {name: remembered_digest(path / name) for name in read_names(path, **read)}
+    return {name: remembered_digest(path / name) for name in loaded_file_names(path, **options)}
 
 
 def _content(identity: ModelIdentity) -> dict[str, object]:

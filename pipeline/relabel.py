@@ -1,4 +1,4 @@
-"""Make further label sets over existing images: the set that settings mean, and its shards.
+"""Make further label sets over existing images: find the set of some settings, label its shards.
 
 Features come from the root, from another set that encoded the images with the same models, or from
 the images in the tars, encoded again.
@@ -52,9 +52,9 @@ if TYPE_CHECKING:  # torch costs seconds
     from semix.pipeline.annotate import Annotator
     from torch import Tensor
 
-# Settings of one rule or model only: with another one they fall back to their defaults.
+# Settings that belong to one rule or model: if that changes, they fall back to their defaults.
 BELONGS_TO = {"rule": ("scale", "temperature"), "model": ("pretrained", "revision")}
-PLAIN = re.compile(r"[\w./@:-]+", re.ASCII)
+PLAIN_TEXT = re.compile(r"[\w./@:-]+", re.ASCII)
 # Images in one forward pass. Part of a set's identity: the batch layout changes the last bits.
 BATCH = 64
 THREADS = 8  # for labelling from stored features; they mostly wait for the store
@@ -75,10 +75,10 @@ def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
             raise InputError("--set", override, remedy)
     config = root.plan.config
     new = dict(override.removeprefix("annotation.").partition("=")[::2] for override in overrides)
-    reset = {
+    reset = {  # keys that fall back to their defaults
         key
-        for changed, keys in BELONGS_TO.items()
-        if changed in new and new[changed].strip() != config["annotation"][changed]
+        for name, keys in BELONGS_TO.items()
+        if name in new and new[name].strip() != config["annotation"][name]
         for key in keys
     }
     annotation = {key: value for key, value in config["annotation"].items() if key not in reset}
@@ -119,9 +119,9 @@ def encoders_of(root: Root, annotation: AnnotationConfig) -> AnnotationIdentity:
     without local files counts as the root's model if it has the same name.
     """
     identity, planned = annotation_identity(annotation), own_encoders(root)
-    first = _known(_first(identity), _first(planned))
+    first = _planned_if_same(_without_second(identity), _without_second(planned))
     if "second" in identity:
-        first["second"] = _known(identity["second"], planned.get("second"))
+        first["second"] = _planned_if_same(identity["second"], planned.get("second"))
     return first
 
 
@@ -151,14 +151,14 @@ def command_of(labels: LabelSet) -> str:
 
 def _yaml(value: object) -> str:
     """The value as text for `--set`, without quotes where possible."""
-    plain = isinstance(value, str) and PLAIN.fullmatch(value) and read_yaml(value) == value
+    plain = isinstance(value, str) and PLAIN_TEXT.fullmatch(value) and read_yaml(value) == value
     return str(value) if plain else json.dumps(value)
 
 
 def ensure_set_prototypes(
     labels: LabelSet, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
 ) -> None:
-    """Measure the prototypes of a set, or take them from where they are known.
+    """Measure the prototypes of a set, or copy those of the same encoder.
 
     The root, or the set whose features this one uses, has prototypes of the same encoder: then
     neither CLIP nor the real images are needed.
@@ -166,15 +166,15 @@ def ensure_set_prototypes(
     store = labels.store
     if store.exists(labels.prototypes):
         return
-    other = None if labels.record.features == IMAGES else labels.feature_source
-    known = other.prototypes if other else PROTOTYPES
+    source = None if labels.record.features == IMAGES else labels.feature_source
+    name = source.prototypes if source else PROTOTYPES
     content = measure(
         annotation_of(labels),
         load_settings(RealDataConfig, labels.root.plan.config["real"]),
         device=device,
         identity=labelling_encoders(labels.record),
         store=store,
-        known=store.get(known) if store.exists(known) else None,
+        known=store.get(name) if store.exists(name) else None,
         heartbeat=heartbeat,
     )
     store.create(labels.prototypes, content)
@@ -254,7 +254,7 @@ def label_stored(
     and two processes that make the same labels publish the same bytes.
 
     Args:
-        made: called on this thread with the number of each shard that was tried.
+        made: called on this thread with the number of each shard, after it was tried.
     """
     job = RelabelJob(labels)
     job.load(device="cpu", heartbeat=lambda: None)
@@ -280,7 +280,7 @@ def label_shard(
     annotator: "Annotator",
     heartbeat: Callable[[], None] = lambda: None,
 ) -> Making[bool]:
-    """Label the images of one committed shard in one object; False if they are labelled already.
+    """Label the images of one committed shard, in one object; return False if they have labels.
 
     Pauses once the labels are ready to publish.
 
@@ -290,8 +290,8 @@ def label_shard(
     groups = [plan.group(index) for index in record.group_numbers]
     features = _features(record, groups, labels=labels, annotator=annotator, heartbeat=heartbeat)
     series = [
-        SeriesLabels(group=group.index, **part.parts())
-        for group, part in zip(groups, annotator.annotate(features, groups), strict=True)
+        SeriesLabels(group=group.index, **series_labels.parts())
+        for group, series_labels in zip(groups, annotator.annotate(features, groups), strict=True)
     ]
     yield
     file = None
@@ -371,14 +371,14 @@ def encode_images(
     """
     import torch
 
-    parts: dict[str, list[Tensor]] = {}
+    features: dict[str, list[Tensor]] = {}
     for pixels in _batches(store, record, groups, batch):
         padded = np.concatenate([pixels, np.repeat(pixels[-1:], batch - len(pixels), axis=0)])
         for key, rows in annotator.encode(torch.from_numpy(padded)).items():
-            parts.setdefault(key, []).append(rows[: len(pixels)])
+            features.setdefault(key, []).append(rows[: len(pixels)])
         heartbeat()
     shape = (len(groups), len(groups[0].mixture))
-    return {key: torch.cat(rows).unflatten(0, shape) for key, rows in parts.items()}
+    return {key: torch.cat(rows).unflatten(0, shape) for key, rows in features.items()}
 
 
 def series_of(
@@ -415,24 +415,24 @@ def _features(
 def _batches(
     store: Store, record: CommitRecord, groups: Sequence[MixGroup], size: int
 ) -> Iterator[np.ndarray]:
-    waiting: list[np.ndarray] = []
+    images: list[np.ndarray] = []
     for sample in series_of(store, record, groups):
-        waiting += _decoded(sample, record)
-        while len(waiting) >= size:
-            yield _stacked(waiting[:size], record)
-            waiting = waiting[size:]
-    if waiting:
-        yield _stacked(waiting, record)
+        images += _decode(sample, record)
+        while len(images) >= size:
+            yield _stack(images[:size], record)
+            images = images[size:]
+    if images:
+        yield _stack(images, record)
 
 
-def _decoded(sample: GroupSample, record: CommitRecord) -> list[np.ndarray]:
+def _decode(sample: GroupSample, record: CommitRecord) -> list[np.ndarray]:
     try:
         return [decode_image(image) for image in sample.images]
     except ValueError as error:
         raise ValueError(f"{record.tar}: group {sample.record.group}: {error}") from None
 
 
-def _stacked(images: list[np.ndarray], record: CommitRecord) -> np.ndarray:
+def _stack(images: list[np.ndarray], record: CommitRecord) -> np.ndarray:
     if len({image.shape for image in images}) > 1:
         raise ValueError(f"{record.tar}: its images differ in size")
     return np.stack(images)
@@ -443,8 +443,8 @@ def _features_source(root: Root, encoders: AnnotationIdentity) -> str:
     if _covers(own_encoders(root), encoders):
         return ROOT
     for digest in label_sets(root):
-        other = LabelSet(root, digest).record
-        if other.features == IMAGES and _covers(labelling_encoders(other), encoders):
+        record = LabelSet(root, digest).record
+        if record.features == IMAGES and _covers(labelling_encoders(record), encoders):
             return digest
     return IMAGES
 
@@ -453,19 +453,21 @@ def _covers(stored: AnnotationIdentity, needed: AnnotationIdentity) -> bool:
     """Whether features by the encoders `stored` suffice for labels by the encoders `needed`."""
     if encoder_content(stored) != encoder_content(needed):
         return False
-    second, other = needed.get("second"), stored.get("second")
-    return not second or (other is not None and encoder_content(other) == encoder_content(second))
+    second, stored_second = needed.get("second"), stored.get("second")
+    if not second:
+        return True
+    return stored_second is not None and encoder_content(stored_second) == encoder_content(second)
 
 
-def _first(encoders: AnnotationIdentity) -> AnnotationIdentity:
+def _without_second(encoders: AnnotationIdentity) -> AnnotationIdentity:
     """The identity without the second encoder."""
     first = encoders.copy()
     first.pop("second", None)
     return first
 
 
-def _known(encoder: Encoder, planned: Encoder | None) -> Encoder:
-    """The root's encoder, if this one equals it, or has its name and no local files."""
+def _planned_if_same(encoder: Encoder, planned: Encoder | None) -> Encoder:
+    """The root's encoder where this one equals it, or has its name and no local files."""
     if planned is None:
         return encoder
     if not encoder["files"] and {**planned, "files": {}} == encoder:

@@ -55,28 +55,30 @@ GROUPS_PER_PAIR = "mixing.groups_per_pair"
 SHARD_SIZE = "shards.groups_per_shard"
 PLAN_LEASE = "plan"  # held by a run that follows the plan, or that replaces it
 REPLACED = re.compile(rf"{DISCARDED}/plan\.(\d+)\.json")
-SETTLED_S = 1.0  # time in which a process that replaces a plan has done so
+REPLACING_S = 1.0  # time that a process takes at most to replace a plan
 _PLANS: WeakKeyDictionary[Root, BuildPlan] = WeakKeyDictionary()
 
 log = logging.getLogger("semix.build")
 
 
 def create_root(config: BuildConfig, url: str) -> Root:
-    """Write plan.json if there is none; check everything that is cheap to check.
+    """The root of a build; writes plan.json if there is none, after all checks that are cheap.
 
-    Another plan from which nothing was made, and that no run follows, is replaced.
+    A different plan is replaced if nothing was made from it and no run follows it.
 
     Raises:
         InputError: bad models, classes or URL, or a root that holds another plan.
     """
     store = Store(url)
-    root = _settled(config, store)
+    root = _root_once_settled(config, store)
     if root is not None:
         return root
     plan = checked_plan(config, store)
     store.check_writable()
     content = _plan_record(plan).written()
-    done = _replaced(config, store, content) if store.exists(PLAN) else store.create(PLAN, content)
+    done = (
+        _replace_plan(config, store, content) if store.exists(PLAN) else store.create(PLAN, content)
+    )
     return Root(url) if done else create_root(config, url)  # another process was first
 
 
@@ -96,7 +98,7 @@ def root_to_continue(config: BuildConfig, url: str) -> Root | None:
             raise
         log.info("%s: nothing was made by the plan there; it is replaced (%s)", url, difference)
         return None
-    root.overrides = _moved(root, config)
+    root.overrides = _overrides_of(root, config)
     return root
 
 
@@ -108,7 +110,7 @@ def running_on(root: Root) -> Iterator[None]:
         InputError: its plan was replaced a moment ago.
     """
     if not claim(root.store, PLAN_LEASE):
-        time.sleep(SETTLED_S)  # the holder may be about to replace the plan
+        time.sleep(REPLACING_S)  # the holder may be about to replace the plan
     try:
         if Root(root.url).written.digest != root.written.digest:
             remedy = "another build replaced its plan a moment ago; choose a new place"
@@ -119,14 +121,14 @@ def running_on(root: Root) -> Iterator[None]:
             release(root.store, PLAN_LEASE)
 
 
-def _settled(config: BuildConfig, store: Store) -> Root | None:
+def _root_once_settled(config: BuildConfig, store: Store) -> Root | None:
     """`root_to_continue`, after waiting for a process that replaces the plan."""
     try:
         return root_to_continue(config, store.url)
     except InputError:
         if lease_name(PLAN_LEASE) not in living(store, others=True):
             raise
-        time.sleep(SETTLED_S)
+        time.sleep(REPLACING_S)
         return root_to_continue(config, store.url)
 
 
@@ -144,18 +146,18 @@ def _is_unused(root: Root) -> bool:
     return not living(store, others=True)
 
 
-def _replaced(config: BuildConfig, store: Store, content: bytes) -> bool:
+def _replace_plan(config: BuildConfig, store: Store, content: bytes) -> bool:
     """Replace a plan from which nothing was made; return False if another process may do so.
 
-    Writing the note on the old plan decides: of several processes that would replace the plan,
-    only one can create the note with the next number.
+    Of several processes that would replace the plan, the one that creates the note on the old plan,
+    with the next number, goes on.
     """
     numbers = (REPLACED.fullmatch(name) for name in store.scan(DISCARDED, suffix=".json")[0])
     number = 1 + max((int(match[1]) for match in numbers if match), default=0)
     if not claim(store, PLAN_LEASE) or root_to_continue(config, store.url) is not None:
         return False
-    why = "nothing was made by this plan; another build began here"
-    note = json.dumps({"why": why, "record": store.get(PLAN).decode()}).encode()
+    reason = "nothing was made by this plan; another build began here"
+    note = json.dumps({"why": reason, "record": store.get(PLAN).decode()}).encode()
     if not store.create(f"{DISCARDED}/plan.{number}.json", note):
         remedy = "another build began here at this moment; look at it, or choose a new place"
         raise InputError("out", store.url, remedy)
@@ -209,12 +211,12 @@ def plan_of(root: Root) -> BuildPlan:
         InputError: as for `config_of`; pairs.json is damaged.
     """
     plan = _PLANS.get(root)
-    if plan is None or not plan.is_whole:
-        plan = _PLANS[root] = _opened_plan(root)
+    if plan is None or not plan.is_complete:
+        plan = _PLANS[root] = _open_plan(root)
     return plan
 
 
-def _opened_plan(root: Root) -> BuildPlan:
+def _open_plan(root: Root) -> BuildPlan:
     config = config_of(root)
     similar = config.mixing.pairs.kind == "similar"
     return BuildPlan(
@@ -229,15 +231,15 @@ def _opened_plan(root: Root) -> BuildPlan:
 def open_root(
     url: str, overrides: Sequence[str] = (), *, heartbeat: Callable[[], None] = lambda: None
 ) -> Root:
-    """Open an existing root, with overrides for what differs on this machine.
+    """Open an existing root, with overrides of settings that differ on this machine.
 
     Raises:
-        InputError: no root, or an override of what decides its bytes.
+        InputError: no root, or an override of a setting that decides its bytes.
     """
     root = Root(url, heartbeat=heartbeat)
     for override in overrides:
-        part, _, name = override.partition("=")[0].partition(".")
-        if name.split(".")[0] not in NON_IDENTITY_SETTINGS.get(part, ()):
+        section, _, name = override.partition("=")[0].partition(".")
+        if name.split(".")[0] not in NON_IDENTITY_SETTINGS.get(section, ()):
             remedy = "a root keeps the settings it was begun with; only where things lie may change"
             raise InputError(
                 "overrides", override, f"{remedy}; leave it out, or choose a new place"
@@ -256,9 +258,9 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
         InputError: not more than before, too many for a root, or another extension came first.
     """
     plan = plan_of(root)
-    present = plan.num_groups // plan.num_pairs
-    if groups_per_pair <= present:
-        remedy = f"{root.url} has {present} already; extending only adds, so give more"
+    current_count = plan.num_groups // plan.num_pairs
+    if groups_per_pair <= current_count:
+        remedy = f"{root.url} has {current_count} already; extending only adds, so give more"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
     if groups_per_pair * plan.num_pairs > MAX_GROUPS:
         remedy = f"a root has at most {MAX_GROUPS:,} series; start another with another seed"
@@ -266,8 +268,8 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
     extension = next_extension(plan.digest, plan.layout, groups_per_pair, plan.num_pairs)
     number = len(root.extensions) + 1
     if not write_extension(root.store, number, extension):
-        now = Root(root.url).extensions[-1].groups_per_pair
-        remedy = f"someone else extended {root.url} to {now} meanwhile; look at it and try again"
+        count = Root(root.url).extensions[-1].groups_per_pair
+        remedy = f"someone else extended {root.url} to {count} meanwhile; look at it and try again"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
     return Root(root.url)
 
@@ -298,7 +300,7 @@ def _plan_record(plan: BuildPlan) -> Plan:
 
 
 def _refuse_difference(root: Root, config: BuildConfig) -> None:
-    """Raises InputError unless this config and the root's plan have the same meaning."""
+    """Raises InputError unless this config and the root's plan decide the same bytes."""
     planned = load_settings(BuildConfig, root.plan.config)
     old, new = flat(identity_settings(planned)), flat(identity_settings(config))
     if SHARD_SIZE not in new:  # not set, so the root's value is kept
@@ -318,14 +320,14 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
         return
     check_models(config)
     models = model_identities(config)
-    now, then = contents(models), contents(planned_models(root.plan))
-    for part, model in (
+    current, planned_contents = contents(models), contents(planned_models(root.plan))
+    for section, model in (
         ("generator", config.generator.model),
         ("annotation", config.annotation.model),
     ):
-        if not unchanged(then[part], now[part]):
+        if not unchanged(planned_contents[section], current[section]):
             remedy = "its files changed since the plan was made; restore them or choose a new place"
-            raise InputError(f"{part}.model", model, remedy)
+            raise InputError(f"{section}.model", model, remedy)
 
 
 def _check_series_count(root: Root, groups_per_pair: int) -> None:
@@ -339,13 +341,13 @@ def _check_series_count(root: Root, groups_per_pair: int) -> None:
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
 
 
-def _moved(root: Root, config: BuildConfig) -> list[str]:
-    """Settings, as overrides, that differ from plan.json and decide no byte."""
+def _overrides_of(root: Root, config: BuildConfig) -> list[str]:
+    """Overrides for the config's settings that differ from plan.json and decide no byte."""
     planned, new = cast(dict[str, Any], root.plan.config), config.model_dump(mode="json")
-    names = [(part, name) for part, keys in NON_IDENTITY_SETTINGS.items() for name in keys]
-    values = [(part, name, new[part][name]) for part, name in names]
+    names = [(section, name) for section, keys in NON_IDENTITY_SETTINGS.items() for name in keys]
+    values = [(section, name, new[section][name]) for section, name in names]
     return [
-        f"{part}.{name}={json.dumps(value)}"
-        for part, name, value in values
-        if planned[part].get(name) != value
+        f"{section}.{name}={json.dumps(value)}"
+        for section, name, value in values
+        if planned[section].get(name) != value
     ]

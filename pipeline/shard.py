@@ -24,7 +24,7 @@ from semix.data.images import ENCODINGS, decode_image, encode_image
 from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.data.threads import mapped
-from semix.pipeline.annotate import Annotator, build_annotator, unstorable
+from semix.pipeline.annotate import Annotator, build_annotator, storage_faults
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
 from semix.pipeline.estimate import SeriesCost, cost_or_reason
 from semix.pipeline.generators import load_generator
@@ -38,7 +38,7 @@ from semix.pipeline.root import plan_of
 from semix.pipeline.shard_writer import ShardWriter, Stopwatch, encoding_threads, publish_shard
 from torch import Tensor
 
-MAX_NAMED = 5  # series left out that an error lists
+MAX_LISTED = 5  # series left out that an error message lists
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ def generate_shard(
     root: Root,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> Generator[None, None, CommitRecord]:
-    """Make one shard and commit it; nothing has a final name before all of it exists.
+    """Make one shard and commit it; no file gets its final name before the shard is complete.
 
     Images are encoded and written on threads while the next ones are generated. Then the generator
     pauses: hashing and publishing may continue on another thread while this one makes the next
-    shard. Closed at the pause, it leaves nothing behind.
+    shard. If it is closed at the pause, it leaves nothing behind.
 
     Args:
         heartbeat: called after each batch, to show that there is progress.
@@ -123,40 +123,40 @@ def generate_shard(
     """
     clock = Stopwatch()
     with root.store.staging(f"{shard_stem(spec.index)}.tar") as staged:
-        made = _write(spec, plan, staged, models=models, clock=clock, heartbeat=heartbeat)
+        results = _write_tar(spec, plan, staged, models=models, clock=clock, heartbeat=heartbeat)
         tflop = models.cost.shard_tflop(plan, spec) if models.cost else None
         with clock.stage("stall"):  # until the previous shard is published
             yield
         wall_seconds = clock.wall  # from here on the worker makes the next shard
-        features = {name: torch.cat(rows).half() for name, rows in made.features.items()}
+        features = {name: torch.cat(rows).half() for name, rows in results.features.items()}
         return publish_shard(
             root,
             spec.index,
             staged,
             save(features),
             clock=clock,
-            groups=spec.stop - spec.start - len(made.left_out),
+            groups=spec.stop - spec.start - len(results.left_out),
             first=spec.start,
             wall_seconds=wall_seconds,
             versions=library_versions(),
             tflop=tflop,
-            left_out=made.left_out,
+            left_out=results.left_out,
         )
 
 
 @dataclass
-class Made:
-    """The parts of a shard in progress that are not in its tar.
+class BatchResults:
+    """The results of a shard's batches that are not in its tar.
 
     Attributes:
-        features: [g, A, D] of each batch, by encoder.
+        features: [g, A, D] per batch, by encoder.
     """
 
     features: dict[str, list[Tensor]] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
 
 
-def _write(
+def _write_tar(
     spec: ShardSpec,
     plan: BuildPlan,
     staged: Path,
@@ -164,38 +164,38 @@ def _write(
     models: Models,
     clock: Stopwatch,
     heartbeat: Callable[[], None],
-) -> Made:
+) -> BatchResults:
     """Generate all series and write those that can be stored into the staged tar."""
-    extension, made = plan.config.shards.image_format, Made()
+    extension, results = plan.config.shards.image_format, BatchResults()
     with (
         staged.open("wb") as file,
         ShardWriter(file, extension=extension, clock=clock) as writer,
     ):
         for groups in batches(spec, plan):
             batch = make_batch(groups, plan, models=models, clock=clock)
-            made.left_out += batch.left_out
-            _check_left_out(made.left_out, spec, plan)
+            results.left_out += batch.left_out
+            _check_left_out(results.left_out, spec, plan)
             for row, labels in zip(batch.storable, batch.labels(models.annotator), strict=True):
                 record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
                 writer.add(record, batch.encoding(row, extension))
             for name, rows in batch.features.items():
-                made.features.setdefault(name, []).append(rows[batch.storable])
+                results.features.setdefault(name, []).append(rows[batch.storable])
             heartbeat()
-    return made
+    return results
 
 
 def _check_left_out(left_out: Sequence[LeftOut], spec: ShardSpec, plan: BuildPlan) -> None:
-    """Raises ValueError above the limit, under which at least one may be left out, but not all."""
-    planned, share = spec.stop - spec.start, plan.config.shards.max_left_out
-    most = min(max(1, int(share * planned)), planned - 1) if share else 0
-    if len(left_out) > most:
-        named = "; ".join(f"group {s.group}: {s.reason}" for s in left_out[:MAX_NAMED])
+    """Raises ValueError for more than `shards.max_left_out` allows: at least one, but never all."""
+    planned, fraction = spec.stop - spec.start, plan.config.shards.max_left_out
+    limit = min(max(1, int(fraction * planned)), planned - 1) if fraction else 0
+    if len(left_out) > limit:
+        examples = "; ".join(f"group {s.group}: {s.reason}" for s in left_out[:MAX_LISTED])
         count = f"{len(left_out)} series or more of {planned} cannot be stored"
-        raise ValueError(f"{count}, shards.max_left_out allows {most}: {named}")
+        raise ValueError(f"{count}, shards.max_left_out allows {limit}: {examples}")
 
 
 def batches(spec: ShardSpec, plan: BuildPlan) -> Iterator[list[MixGroup]]:
-    """Yield the groups that are generated together; batch layout changes the last bits."""
+    """Yield the groups of each batch; the batch layout changes the last bits of images."""
     size = plan.config.shards.groups_per_batch
     for start in range(spec.start, spec.stop, size):
         yield [plan.group(index) for index in range(start, min(start + size, spec.stop))]
@@ -207,7 +207,7 @@ class GeneratedBatch:
 
     Attributes:
         images: as stored, uint8 [G, A, H, W, 3] on the CPU.
-        encoded: image files where the format is lossy, since CLIP must see what is stored.
+        image_files: where the format is lossy, since CLIP must see the stored pixels; else None.
         features: [G, A, D] on the CPU, by the name of their encoder.
         noise: the `noise` part of each record.
         faults: why a series cannot be stored, by its row.
@@ -215,7 +215,7 @@ class GeneratedBatch:
 
     groups: Sequence[MixGroup]
     images: np.ndarray
-    encoded: list[list[bytes]] | None
+    image_files: list[list[bytes]] | None
     features: dict[str, Tensor]
     noise: list[NoiseNote]
     faults: dict[int, str]
@@ -228,7 +228,7 @@ class GeneratedBatch:
     @property
     def left_out(self) -> list[LeftOut]:
         faults = sorted(self.faults.items())
-        return [LeftOut(group=self.groups[row].index, reason=why) for row, why in faults]
+        return [LeftOut(group=self.groups[row].index, reason=reason) for row, reason in faults]
 
     def labels(self, annotator: Annotator) -> list[Labels]:
         """Labels of the storable series, in their order."""
@@ -238,8 +238,8 @@ class GeneratedBatch:
 
     def encoding(self, row: int, extension: str) -> Callable[[], list[bytes]]:
         """A call that encodes one series to image files, for an encoding thread."""
-        if self.encoded is not None:
-            return partial(list, self.encoded[row])
+        if self.image_files is not None:
+            return partial(list, self.image_files[row])
         return partial(encode_series, self.images[row], extension)
 
 
@@ -262,16 +262,16 @@ def make_batch(
         )
         images = resized(images, settings.store_size)
         stored = images.cpu().numpy()
-    encoded = None
+    image_files = None
     if not ENCODINGS[settings.image_format].lossless:
         with clock.stage("encode"):
-            encoded, images = as_stored(stored, settings.image_format)
+            image_files, images = encode_and_decode(stored, settings.image_format)
     with clock.stage("annotate"):
         flat = models.annotator.encode(images.flatten(0, 1))
         features = {name: rows.unflatten(0, images.shape[:2]) for name, rows in flat.items()}
     # The reason of the earliest step wins.
-    faults = unstorable(features) | faults | unusable
-    return GeneratedBatch(groups, stored, encoded, features, notes, faults)
+    faults = storage_faults(features) | faults | unusable
+    return GeneratedBatch(groups, stored, image_files, features, notes, faults)
 
 
 def mix_groups(
@@ -293,9 +293,9 @@ def mix_groups(
     Returns:
         uint8 [G, A, H, W, 3] on the generator's device; and faults of degenerate series by row.
     """
-    missing = batch_groups - len(groups)
-    padded = [*groups, *[groups[-1]] * missing]
-    noise = torch.cat([noise, noise[-1:].expand(missing, *noise.shape[1:])])
+    padding = batch_groups - len(groups)
+    padded = [*groups, *[groups[-1]] * padding]
+    noise = torch.cat([noise, noise[-1:].expand(padding, *noise.shape[1:])])
     count = len(padded[0].mixture)
     latents = generator.sample(
         noise.repeat_interleave(count, dim=0), conditions(padded, embeddings, interpolation)
@@ -319,18 +319,18 @@ def conditions(
 
 
 def degenerate(values: Tensor, count: int, kind: str) -> dict[int, str]:
-    """Find constant or non-finite latents or images; the first fault of each series by its number.
+    """Find constant or non-finite latents or images; return the first fault of each series, by row.
 
     Args:
         values: [G x count, ...], `count` rows per series.
     """
     flat = values.flatten(1)
-    least, most = flat.amin(1), flat.amax(1)
+    minimum, maximum = flat.amin(1), flat.amax(1)
     faults: dict[int, str] = {}
-    for row in ((least == most) | ~torch.isfinite(least + most)).nonzero()[:, 0].tolist():
-        value = float(most[row])
+    for row in ((minimum == maximum) | ~torch.isfinite(minimum + maximum)).nonzero()[:, 0].tolist():
+        value = float(maximum[row])
         reason = f"is one flat value ({value:g})"
-        if not np.isfinite(value) or not torch.isfinite(least[row]):
+        if not np.isfinite(value) or not torch.isfinite(minimum[row]):
             reason = "has NaN or infinite values; try another dtype"
         faults.setdefault(row // count, f"{kind} {row % count} {reason}")
     return faults
@@ -353,7 +353,7 @@ def encode_series(series: np.ndarray, extension: str) -> list[bytes]:
     return [encode_image(image, extension) for image in series]
 
 
-def as_stored(series: np.ndarray, extension: str) -> tuple[list[list[bytes]], Tensor]:
+def encode_and_decode(series: np.ndarray, extension: str) -> tuple[list[list[bytes]], Tensor]:
     """Encode uint8 [G, A, H, W, 3] on threads; return the files and, for CLIP, their pixels."""
 
     def stored(images: np.ndarray) -> tuple[list[bytes], np.ndarray]:
@@ -404,9 +404,9 @@ def regenerate(root: Root, group: int, *, device: str = "auto") -> GroupSample:
     return GroupSample(record, batch.encoding(row, extension)(), extension)
 
 
-def same_pixels(one: GroupSample, other: GroupSample) -> bool:
+def same_pixels(first: GroupSample, second: GroupSample) -> bool:
     """Whether two series show exactly the same images."""
-    if len(one.images) != len(other.images):
+    if len(first.images) != len(second.images):
         return False
-    pairs = zip(one.images, other.images, strict=True)
+    pairs = zip(first.images, second.images, strict=True)
     return all(np.array_equal(decode_image(a), decode_image(b)) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""The jobs a worker can do, shard by shard; making the images of a root is one."""
+"""The interface of a worker's jobs, and the job that makes the images of a root."""
 
 import re
 import time
@@ -34,7 +34,7 @@ def finish(making: Making[T]) -> T:
 
 
 class ShardJob(Protocol):
-    """Shards to make, each from the store alone; the store also says which are done."""
+    """Shards to make, each from the content of the store alone, which also records those done."""
 
     @property
     def store(self) -> Store: ...
@@ -49,7 +49,7 @@ class ShardJob(Protocol):
     def is_done(self, shard: int) -> bool: ...
 
     def failed_attempts(self, missing: Sequence[int]) -> Mapping[int, int]:
-        """Number of failed attempts at each of these shards that has any."""
+        """Number of failed attempts by shard, for those of `missing` that have any."""
 
     def lease(self, shard: int) -> int | str:
         """Name of the lease that a worker holds while it makes this shard."""

@@ -26,7 +26,7 @@ from semix.data.machine import cores
 from semix.data.root import Root
 from semix.data.tar import GroupSample, write_tar
 
-WAITING = 4  # series per thread that are encoded or wait, which bounds memory
+MAX_QUEUED = 4  # series per encoding thread in progress, which bounds memory
 MAX_THREADS = 8  # lossless WebP of 512 px takes 6 ms: more than any GPU keeps busy
 
 
@@ -76,7 +76,7 @@ class ShardWriter:
         self._clock = clock
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self._queue: Queue[tuple[SeriesRecord, Future[list[bytes]]] | None] = Queue(
-            WAITING * threads
+            MAX_QUEUED * threads
         )
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="write", daemon=True)
@@ -92,38 +92,38 @@ class ShardWriter:
             Exception: any error of an earlier series on its thread.
         """
         with self._clock.stage("stall"):
-            self._put((record, self._pool.submit(self._timed, encode)))
+            self._put((record, self._pool.submit(self._encode_timed, encode)))
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
-            self._abandon()
+            self._stop_threads()
             return
         with self._clock.stage("stall"):
             self._put(None)
             self._thread.join()
         self._pool.shutdown()
-        self._raise()
+        self._raise_error()
 
-    def _abandon(self) -> None:
+    def _stop_threads(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         while self._thread.is_alive():
             with suppress(Full):
-                self._queue.put(None, timeout=0.1)  # behind the rest, which is cancelled or done
+                self._queue.put(None, timeout=0.1)  # behind cancelled and finished series
             self._thread.join(timeout=0.1)
 
     def _put(self, item: tuple[SeriesRecord, Future[list[bytes]]] | None) -> None:
         while True:
-            self._raise()
+            self._raise_error()
             try:
                 return self._queue.put(item, timeout=1.0)
             except Full:
                 continue  # check again whether the writer has failed
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _timed(self, encode: Callable[[], list[bytes]]) -> list[bytes]:
+    def _encode_timed(self, encode: Callable[[], list[bytes]]) -> list[bytes]:
         with self._clock.stage("encode"):
             return encode()
 

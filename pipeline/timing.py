@@ -1,4 +1,4 @@
-"""Measure how fast this device is: on a matrix product, and on one warm batch of a build."""
+"""Measure the speed of a device, on a matrix product and on one batch of a build."""
 
 import time
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from semix.pipeline.annotate import Annotator, Encoders
 from semix.pipeline.estimate import TERA, computed_groups, cost_or_reason
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise.source import random_noise
-from semix.pipeline.plan import BuildPlan, Similar
+from semix.pipeline.plan import BuildPlan, SimilarPairs
 from semix.pipeline.prompts import prompt_names
 from semix.pipeline.shard import Models, class_embeddings, make_batch
 from semix.pipeline.shard_writer import Stopwatch
 
-SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices, which fill the device
-SECONDS = 0.5
+MATRIX_SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices, which fill the device
+MIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class BatchTiming:
     Attributes:
         images: generated images, without padding.
         seconds: from noise to CLIP features; encoding and writing run beside the next batch.
-        build_seconds: of all batches, and of selecting noise at the same cost per row.
+        build_seconds: estimated for all batches, and for selecting noise at the same cost per row.
         tflop: of the batch; None where it cannot be counted.
     """
 
@@ -37,25 +37,25 @@ class BatchTiming:
 
 
 def device_rate(device: str, dtype: str) -> float:
-    """Median TFLOP/s of a matrix product, over about half a second.
+    """Median TFLOP/s of matrix products that take half a second together.
 
     Args:
         dtype: float32, float16 or bfloat16.
     Raises:
         InputError: the device lacks that precision.
     """
-    kind = torch.device(device)
-    side = SIDES[kind.type]
+    torch_device = torch.device(device)
+    side = MATRIX_SIDES[torch_device.type]
     # Random numbers, since a GPU clocks higher on zeros, where no bits switch.
     precision = resolve_dtype(dtype, device, field="dtype")
-    left, right = (torch.randn(side, side, device=kind).to(precision) for _ in range(2))
+    left, right = (torch.randn(side, side, device=torch_device).to(precision) for _ in range(2))
     torch.mm(left, right)
     seconds: list[float] = []
-    while sum(seconds) < SECONDS:
-        _synchronise(kind)
+    while sum(seconds) < MIN_SECONDS:
+        _synchronise(torch_device)
         start = time.perf_counter()
         torch.mm(left, right)
-        _synchronise(kind)
+        _synchronise(torch_device)
         seconds.append(time.perf_counter() - start)
     return 2 * side**3 / sorted(seconds)[len(seconds) // 2] / TERA
 
@@ -82,7 +82,7 @@ def time_batch(plan: BuildPlan, *, device: str, noise_ratio: float) -> BatchTimi
     return BatchTiming(
         images=len(groups) * plan.images_per_group,
         seconds=seconds,
-        stages={str(stage): taken for stage, taken in clock.seconds.items()},
+        stages={str(stage): stage_seconds for stage, stage_seconds in clock.seconds.items()},
         build_seconds=batches * seconds * (1 + noise_ratio),
         tflop=cost.tflop(groups=len(groups), computed=batch) if cost else None,
     )
@@ -99,8 +99,8 @@ def _models(plan: BuildPlan, device: str) -> Models:
 
 
 def _with_pairs(plan: BuildPlan) -> BuildPlan:
-    """The plan with an arbitrary pair where similar pairs would have to be measured first."""
-    if isinstance(plan.sets, Similar) and plan.sets.sets is None:
+    """The plan; if its similar pairs are not drawn yet, with an arbitrary pair in their place."""
+    if isinstance(plan.sets, SimilarPairs) and plan.sets.sets is None:
         return BuildPlan(plan.config, plan.class_names, similar=[(0, 1)] * plan.num_pairs)
     return plan
 

@@ -4,9 +4,10 @@
     python -m semix.pipeline.worker URL --slot 0 --slots 8 --range 1/4
     python -m semix.pipeline.worker URL --labels DIGEST
 
-make images, or labels of existing images. Exit status: 0 nothing is left to do, 1 some shards
-failed (see `failed/`), 75 restart needed (the device is in a bad state, the store does not answer,
-or shard after shard fails), 78 the settings are wrong, 143 asked to stop, 70 anything else.
+The first two make images, the third makes labels of existing images. Exit status: 0 nothing is left
+to do, 1 some shards failed (see `failed/`), 75 restart needed (the device is in a bad state, the
+store does not answer, or several shards in a row fail), 78 the settings are wrong, 143 stopped by a
+signal, 70 anything else.
 """
 
 import argparse
@@ -46,10 +47,11 @@ OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 # This many failures in a row are blamed on the worker, for example a full disk, not on the shards.
 MAX_FAILED_IN_A_ROW = 3
 NEWS = "semix: "  # begins a line that is for a person, not only for a log
-REFRESH_S = 10.0  # least time between two refreshes while other workers make missing shards
-REFRESH_SHARE = 20  # refreshing takes at most 1/20 of the time on a large root or a slow store
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # between refreshes while others hold all that is left
-FIRST_S, LONGEST_S = 0.2, 30.0  # between two attempts to claim a shard that another worker holds
+REFRESH_S = 10.0  # minimum time between two refreshes while other workers make missing shards
+REFRESH_INTERVAL_RATIO = 20  # time between refreshes, as a multiple of the time that one takes
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # between refreshes while others hold all shards
+# Between two attempts to claim a shard that another worker holds.
+MIN_CLAIM_PAUSE_S, MAX_CLAIM_PAUSE_S = 0.2, 30.0
 # cuBLAS, cuSPARSE and cuDNN raise a plain RuntimeError, not one of torch's own error classes.
 DEVICE_WORDS = ("CUDA error", "cuDNN error", "cuDNN Frontend error")
 
@@ -59,7 +61,7 @@ class DeviceError(RuntimeError):
 
 
 class FailsAlways(RuntimeError):
-    """Shard after shard failed in this process; a new process or another worker may succeed."""
+    """Several shards in a row failed; a new process or another worker may succeed."""
 
 
 class AttemptResult(Enum):
@@ -74,27 +76,27 @@ class LeaseBackoff:
     """Spaces out claims of a leased shard: the longer it is held, the less often we try again."""
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}  # monotonic
-        self._due: dict[int, float] = {}
+        self._held_since: dict[int, float] = {}  # monotonic
+        self._due_at: dict[int, float] = {}
 
     def add(self, shard: int) -> None:
         """Record that another worker holds the shard now."""
         now = time.monotonic()
-        waited_s = now - self._since.setdefault(shard, now)
-        self._due[shard] = now + min(max(waited_s, FIRST_S), LONGEST_S)
+        waited_s = now - self._held_since.setdefault(shard, now)
+        self._due_at[shard] = now + min(max(waited_s, MIN_CLAIM_PAUSE_S), MAX_CLAIM_PAUSE_S)
 
     def remove(self, shard: int) -> None:
-        self._since.pop(shard, None)
-        self._due.pop(shard, None)
+        self._held_since.pop(shard, None)
+        self._due_at.pop(shard, None)
 
     def due(self, shard: int) -> bool:
         """Whether to claim the shard now: no worker held it, or the pause is over."""
-        return self._due.get(shard, 0.0) <= time.monotonic()
+        return self._due_at.get(shard, 0.0) <= time.monotonic()
 
 
 @dataclass(frozen=True)
-class Share:
-    """The shards a worker begins with: those of slot `slot` of `slots` in one part of the plan.
+class ShardOrder:
+    """The order in which worker `slot` of `slots` makes shards, beginning in one part of the plan.
 
     Attributes:
         only: the shards to make; all by default.
@@ -106,16 +108,16 @@ class Share:
     only: Container[int] | None = None
 
     def in_order(self, missing: Sequence[int], total: int) -> Iterator[int]:
-        """Yield our share of our part, then the rest of the part, then the other parts.
+        """Yield this slot's shards of its part, then other slots' shards of it, then other parts.
 
-        Shares and parts of other workers are traversed backwards, towards the workers who make them
-        forwards; helpers from different parts begin in different parts.
+        Shards of other workers come in descending order, since these workers make them in ascending
+        order; workers from different parts continue in different parts.
 
         Args:
             missing: ascending.
             total: shards of the whole plan.
         """
-        in_part = _within(missing, self.part, total)
+        in_part = _missing_in(missing, self.part, total)
         for shard in in_part:
             if shard % self.slots == self.slot:
                 yield shard
@@ -123,17 +125,17 @@ class Share:
             if shard % self.slots != self.slot:
                 yield shard
         for other in self.part.others():
-            yield from reversed(_within(missing, other, total))
+            yield from reversed(_missing_in(missing, other, total))
 
 
-def _within(missing: Sequence[int], part: Partition, total: int) -> Sequence[int]:
+def _missing_in(missing: Sequence[int], part: Partition, total: int) -> Sequence[int]:
     start, end = (bisect_left(missing, bound) for bound in part.bounds(total))
     return missing[start:end]
 
 
 @dataclass
 class PendingShards:
-    """The missing shards at the last refresh, without those that failed or are held by others.
+    """The missing shards at the last refresh, without those that failed or that others hold.
 
     Shards that never failed come first: a shard that kills its worker must not block the others.
 
@@ -145,15 +147,15 @@ class PendingShards:
     """
 
     job: ShardJob
-    share: Share
+    order: ShardOrder
     failed_at_start: dict[int, int] | None = None
     failed: set[int] = field(default_factory=set)
     backoff: LeaseBackoff = field(default_factory=LeaseBackoff)
-    _failed_here: set[int] = field(default_factory=set)  # the part of `failed` that we tried
+    _failed_here: set[int] = field(default_factory=set)  # those of `failed` that this worker tried
     _attempts: Mapping[int, int] = field(default_factory=dict)  # failed attempts by shard
     _missing: Sequence[int] = ()
-    _refreshed: float = 0.0  # monotonic
-    _cost_s: float = 0.0  # of one refresh
+    _refreshed_at: float = 0.0  # monotonic
+    _refresh_cost_s: float = 0.0  # of one refresh
     _wait_s: float = SHORTEST_WAIT_S
 
     def refresh(self) -> bool:
@@ -165,24 +167,24 @@ class PendingShards:
             self.failed_at_start = dict(self._attempts)
         # One failed attempt may be the fault of a broken worker; a healthy one tries again.
         at_start = self.failed_at_start
-        since = ((s, count - at_start.get(s, 0)) for s, count in self._attempts.items())
-        self.failed = {shard for shard, count in since if count > 1}
+        new_failures = ((s, count - at_start.get(s, 0)) for s, count in self._attempts.items())
+        self.failed = {shard for shard, count in new_failures if count > 1}
         self.failed |= {shard for shard in self._failed_here if shard in self._missing}
-        self._refreshed = time.monotonic()
-        self._cost_s = self._refreshed - started
+        self._refreshed_at = time.monotonic()
+        self._refresh_cost_s = self._refreshed_at - started
         return next(self._candidates(), None) is not None
 
     def __iter__(self) -> Iterator[int]:
         return (shard for shard in self._candidates() if self.backoff.due(shard))
 
     def is_stale(self) -> bool:
-        """Whether to refresh, once a shard turns out to be done."""
-        interval_s = max(REFRESH_S, REFRESH_SHARE * self._cost_s)
-        return time.monotonic() - self._refreshed > interval_s
+        """Whether the last refresh is too old to go on, if a shard turns out to be done."""
+        interval_s = max(REFRESH_S, REFRESH_INTERVAL_RATIO * self._refresh_cost_s)
+        return time.monotonic() - self._refreshed_at > interval_s
 
     def wait(self) -> None:
-        """Sleep, longer each time: others hold what is left, and one of them may die."""
-        time.sleep(max(self._wait_s, min(REFRESH_SHARE * self._cost_s, 60.0)))
+        """Sleep, longer each time, while other workers hold all remaining shards; one may die."""
+        time.sleep(max(self._wait_s, min(REFRESH_INTERVAL_RATIO * self._refresh_cost_s, 60.0)))
         self._wait_s = min(1.5 * self._wait_s, LONGEST_WAIT_S)
 
     def reset_wait(self) -> None:
@@ -198,7 +200,7 @@ class PendingShards:
         self.failed.add(shard)
 
     def _candidates(self) -> Iterator[int]:
-        """Yield shards by ascending number of failed attempts; our share first among equals."""
+        """Yield shards by ascending number of failed attempts, equal ones in the worker's order."""
         for shard in self._in_order():
             if shard not in self._attempts:
                 yield shard
@@ -206,15 +208,15 @@ class PendingShards:
         yield from sorted(retries, key=self._attempts.__getitem__)
 
     def _in_order(self) -> Iterator[int]:
-        only = self.share.only
-        for shard in self.share.in_order(self._missing, self.job.num_shards):
+        only = self.order.only
+        for shard in self.order.in_order(self._missing, self.job.num_shards):
             if shard not in self.failed and (only is None or shard in only):
                 yield shard
 
 
 @dataclass
 class Worker:
-    """The worker of one slot of `slots`; makes shards until none that it may try is missing.
+    """The worker of one slot of `slots`; makes shards until no missing one is left that it may try.
 
     Attributes:
         only: the shards to make; all by default.
@@ -233,18 +235,18 @@ class Worker:
     _cause: str = ""  # of the last failure
 
     @cached_property
-    def _renewing(self) -> LeaseHeartbeat:
+    def _lease_heartbeat(self) -> LeaseHeartbeat:
         return LeaseHeartbeat(self.job.store, self.heartbeat)
 
     def run(self) -> int:
         self.job.store.sweep()
-        pending = PendingShards(self.job, Share(self.slot, self.slots, self.part, self.only))
+        pending = PendingShards(self.job, ShardOrder(self.slot, self.slots, self.part, self.only))
         if pending.refresh():
-            self.job.load(device=self.device, heartbeat=self._renewing)
+            self.job.load(device=self.device, heartbeat=self._lease_heartbeat)
         while pending.refresh():
             if self.try_all(pending):
                 pending.reset_wait()
-            else:  # live workers hold what is left; take over if one dies
+            else:  # live workers hold all remaining shards; take over if one dies
                 pending.wait()
                 self.heartbeat()
         return SOME_FAILED if pending.failed else OK
@@ -253,31 +255,31 @@ class Worker:
         """Try the pending shards until the last refresh is stale; return how many were tried.
 
         A shard is published on a thread while the next one is made, never more than one ahead.
-        However this ends, a shard that is made by then is still published.
+        Even after an error, a shard that is made by then is still published.
         """
-        tried = 0
+        num_tried = 0
         publishing: tuple[int, Future[AttemptResult]] | None = None
         with ThreadPoolExecutor(1, "publish") as thread:  # leaving the block waits for the thread
-            for shard in self._claimed(pending):
-                if pending.failed_before(shard):  # may kill us: publish the last one first
-                    self._settle(pending, publishing)
+            for shard in self._claim_pending(pending):
+                if pending.failed_before(shard):  # may kill the process: publish first
+                    self._wait_for_publishing(pending, publishing)
                     publishing = None
                 attempt = self.make(shard)
-                result = _begin(attempt)
+                result = _run_to_pause(attempt)
                 if result is AttemptResult.ALREADY_DONE:
                     if pending.is_stale():
                         break
                     continue
-                tried += 1
-                rest = thread.submit(finish, attempt) if result is None else None
-                self._settle(pending, publishing)
-                publishing = (shard, rest) if rest else None
+                num_tried += 1
+                future = thread.submit(finish, attempt) if result is None else None
+                self._wait_for_publishing(pending, publishing)
+                publishing = (shard, future) if future else None
                 if result:
-                    self._take_note(pending, shard, result)
-            self._settle(pending, publishing)
-        return tried
+                    self._record_result(pending, shard, result)
+            self._wait_for_publishing(pending, publishing)
+        return num_tried
 
-    def _claimed(self, pending: PendingShards) -> Iterator[int]:
+    def _claim_pending(self, pending: PendingShards) -> Iterator[int]:
         for shard in pending:
             if claim(self.job.store, self.job.lease(shard)):
                 pending.backoff.remove(shard)
@@ -286,20 +288,20 @@ class Worker:
                 pending.backoff.add(shard)
 
     def make(self, shard: int) -> Making[AttemptResult]:
-        """Make one shard under our lease and release it; pauses where the job's `make` pauses."""
+        """Make one shard under a lease, then release it; pauses where the job's `make` pauses."""
         lease = self.job.lease(shard)
         try:
-            if self.job.is_done(shard):  # finished between our refresh and our claim
+            if self.job.is_done(shard):  # finished between the refresh and the claim
                 return AttemptResult.ALREADY_DONE
-            with self._renewing.holding(lease):
-                summary = yield from self.job.make(shard, heartbeat=self._renewing)
+            with self._lease_heartbeat.holding(lease):
+                summary = yield from self.job.make(shard, heartbeat=self._lease_heartbeat)
             print_line(f"shard {shard}: {summary}")
             return AttemptResult.MADE
         except InputError:
             raise
         except Exception as error:
             self._cause = cause_of(error, self.job.store.url)
-            self._record(shard, error)
+            self._record_failure(shard, error)
             if _is_device_error(error):
                 raise DeviceError(str(error)) from error
             return AttemptResult.FAILED
@@ -307,18 +309,21 @@ class Worker:
             with suppress(OSError):  # a lease that is not renewed expires
                 release(self.job.store, lease)
 
-    def _settle(
+    def _wait_for_publishing(
         self, pending: PendingShards, publishing: tuple[int, Future[AttemptResult]] | None
     ) -> None:
         """Wait until the previous shard is published."""
         if publishing:
-            shard, rest = publishing
-            result = rest.result()
-            self._renewing()
-            self._take_note(pending, shard, result)
+            shard, future = publishing
+            result = future.result()
+            self._lease_heartbeat()
+            self._record_result(pending, shard, result)
 
-    def _take_note(self, pending: PendingShards, shard: int, result: AttemptResult) -> None:
-        """Raises FailsAlways after too many failures in a row of shards with none at the start."""
+    def _record_result(self, pending: PendingShards, shard: int, result: AttemptResult) -> None:
+        """Record the result; raises FailsAlways after too many failures in a row.
+
+        Shards that had failed before the first refresh do not count.
+        """
         if result is AttemptResult.MADE:
             self._failed_in_a_row = 0
             return
@@ -328,12 +333,12 @@ class Worker:
             text = f"{self._failed_in_a_row} shards in a row failed, the last one by {self._cause}"
             raise FailsAlways(text)
 
-    def _record(self, shard: int, error: Exception) -> None:
+    def _record_failure(self, shard: int, error: Exception) -> None:
         print_line(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr)
         self.job.record_failure(failure_of(shard, error))
 
 
-def _begin(attempt: Making[AttemptResult]) -> AttemptResult | None:
+def _run_to_pause(attempt: Making[AttemptResult]) -> AttemptResult | None:
     """Run an attempt up to its pause and return None, or to its end and return its result."""
     try:
         next(attempt)
@@ -389,7 +394,7 @@ def _requested_shards(options: argparse.Namespace) -> Container[int] | None:
 
 
 def cause_of(error: Exception, url: str) -> str:
-    """Say in a few words what failed; for a full disk, which one.
+    """A few words on what failed; for a full disk, where it is.
 
     Args:
         url: of the root, named where the error names no file.
@@ -402,7 +407,7 @@ def cause_of(error: Exception, url: str) -> str:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether a store or disk error may pass; a missing or forbidden file stays so."""
+    """Whether an error of the store or disk may pass, unlike a missing or forbidden file."""
     permanent = isinstance(error, FileNotFoundError | PermissionError)
     return isinstance(error, OSError) and not permanent
 
@@ -439,21 +444,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-class _News(logging.Formatter):
+class _NewsFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return NEWS + printable_line(record.getMessage())
 
 
-def _speak() -> None:
-    """Log to standard output, each line marked with NEWS."""
-    speaker = logging.StreamHandler(sys.stdout)
-    speaker.setFormatter(_News())
+def _log_to_stdout() -> None:
+    """Log to standard output, each line beginning with NEWS."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(_NewsFormatter())
     logger = logging.getLogger("semix")
-    logger.addHandler(speaker)
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
 if __name__ == "__main__":
-    _speak()
+    _log_to_stdout()
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The command line as a person runs it, here: exit status, standard output, standard error."""
+"""Run the command line in this process: exit status, standard output, standard error."""
 
 import io
 import logging
@@ -12,9 +12,9 @@ from semix.flows import cli
 
 
 def semix(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Run `semix ARGUMENTS`, and leave this process's logging and signals as they were."""
-    logger, terminated = logging.getLogger("semix"), signal.getsignal(signal.SIGTERM)
-    before = {name: getattr(logger, name) for name in ("handlers", "level", "propagate")}
+    """Run `semix ARGUMENTS`, then restore this process's logging and signals."""
+    logger, sigterm_handler = logging.getLogger("semix"), signal.getsignal(signal.SIGTERM)
+    logger_state = {name: getattr(logger, name) for name in ("handlers", "level", "propagate")}
     out, err, status = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.dict(os.environ, {"COLUMNS": "200", **environment}),
@@ -27,6 +27,6 @@ def semix(*arguments: str, **environment: str) -> tuple[int, str, str]:
         except SystemExit as end:
             status = int(end.code or 0)
         finally:
-            signal.signal(signal.SIGTERM, terminated)
-            logger.__dict__.update(before)
+            signal.signal(signal.SIGTERM, sigterm_handler)
+            logger.__dict__.update(logger_state)
     return status, out.getvalue(), err.getvalue()

@@ -1,10 +1,11 @@
-"""What several packages need: small models and a Prefect server, once for the whole run."""
+"""Fixtures of several packages: small models, roots and a Prefect server, made once per run."""
 
 import atexit
 import logging
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,20 +26,23 @@ settings.load_profile("repeatable")
 
 pytest_plugins = ["tests.rungs", "tests.s3", "tests.gs"]
 
-# Read once each, when torch and Prefect are imported. Threads that spin while they wait would
-# make several busy processes on two cores ten times slower.
+# torch and Prefect read these once, when they are imported. Threads that spin while they wait
+# would make several busy processes on two cores ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="semix-prefect-")
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 os.environ.pop("PREFECT_API_URL", None)
+# Prefect resets its services in a forked child and then fails to drain them at the child's end: a
+# data loader's worker would exit with 1 wherever a flow ran earlier in the same test process.
+os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 os.environ["SEMIX_CACHE"] = tempfile.mkdtemp(prefix="semix-cache-")
 atexit.register(shutil.rmtree, os.environ["SEMIX_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
 def _logs_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that ran in this process before keeps what is logged to itself."""
+    """Let pytest see records of `semix`: an earlier command of this process may have stopped it."""
     monkeypatch.setattr(logging.getLogger("semix"), "propagate", True)
 
 
@@ -66,22 +70,22 @@ Shared = Callable[[str, Callable[[Path], object]], Path]
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
-    """shared(name, make): a path that the first of all test processes makes, for all of them."""
+    """shared(name, make): the path that `make` filled, once for all test processes."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
 
-    def made(name: str, make: Callable[[Path], object]) -> Path:
-        place = base / "shared" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{place}.lock"):
-            if not place.exists():
-                partial = place.with_name(f"{name}.partial")
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
+        path = base / "shared" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                partial = path.with_name(f"{name}.partial")
                 make(partial)
-                partial.rename(place)
-        return place
+                partial.rename(path)
+        return path
 
-    return made
+    return make_once
 
 
 @pytest.fixture(scope="session")
@@ -94,26 +98,26 @@ def hasty_standins(digits: RealDataset, shared: Shared) -> StandIns:
 
 @pytest.fixture
 def precisions() -> Iterator[set[str]]:
-    """Those of float32 products and convolutions on a GPU, while any layer ran."""
+    """The float32 precisions (matmul, cuDNN) that were set while linear and conv layers ran."""
     from torch import nn
     from torch.backends import cuda, cudnn
     from torch.nn.modules.module import register_module_forward_hook
 
-    found: set[str] = set()
+    precisions_seen: set[str] = set()
 
-    def note(layer: nn.Module, *_: object) -> None:
-        # Those on the meta device count FLOP.
+    def record(layer: nn.Module, *_: object) -> None:
+        # Layers on the meta device only count FLOP.
         if isinstance(layer, nn.Linear | nn.Conv2d) and layer.weight.device.type != "meta":
-            found.update((cuda.matmul.fp32_precision, cudnn.conv.fp32_precision))
+            precisions_seen.update((cuda.matmul.fp32_precision, cudnn.conv.fp32_precision))
 
-    hook = register_module_forward_hook(note)
-    yield found
+    hook = register_module_forward_hook(record)
+    yield precisions_seen
     hook.remove()
 
 
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., BuildConfig]:
-    """make_config(models, *overrides): 45 groups of 4 images in 8 shards, the last one short,
+    """make_config(models, *overrides): 45 series of 4 images in 8 shards, the last one short,
     in batches that need padding."""
 
     def make(models: StandIns, *overrides: str) -> BuildConfig:
@@ -136,7 +140,7 @@ def hasty_config(make_config: Callable[..., BuildConfig], hasty_standins: StandI
 
 @pytest.fixture(scope="session")
 def built(hasty_config: BuildConfig, shared: Shared) -> Root:
-    """A whole root, as a worker makes it; never changed."""
+    """A complete root, as a worker makes it; tests must not change it."""
 
     def build(folder: Path) -> None:
         from semix.pipeline.worker import main as worker
@@ -151,7 +155,7 @@ def built(hasty_config: BuildConfig, shared: Shared) -> Root:
 
 @pytest.fixture
 def root(built: Root, tmp_path: Path) -> Root:
-    """A copy of it, to change."""
+    """A copy of `built`, which a test may change."""
     shutil.copytree(built.url, tmp_path / "root")
     return Root(str(tmp_path / "root"))
 

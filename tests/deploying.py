@@ -1,4 +1,4 @@
-"""Deployments of one flow on a process pool of their own, as `prefect deploy` leaves them."""
+"""A deployment of one flow on a process pool of its own, as `prefect deploy` creates it."""
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -8,7 +8,7 @@ from prefect.utilities.importtools import import_object
 
 
 def register(kind: str, pool: str) -> None:
-    """The deployment semix-KIND/POOL and its pool, on the server that is set."""
+    """Create the deployment semix-KIND/POOL and its pool, on the server of Prefect's settings."""
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=pool, type="process"), overwrite=True)
     RunnerDeployment.from_flow(

@@ -1,9 +1,9 @@
 """A CUDA device without a GPU: tensors say cuda:0, the CPU computes, and devices may not mix.
 
 A wrong device, which no CPU shows, raises here as on CUDA. The kernels are the CPU's, so results
-equal a CPU's to the last bit. Random numbers that the device draws come from a generator of its
-own, which is seeded and saved as a GPU's is. Not emulated: streams, memory and its limits, what
-CUDA lacks for a dtype, kernels that round otherwise, generators on CUDA, a second GPU.
+equal a CPU's to the last bit. The device has a random generator of its own, which is seeded and
+saved as a GPU's is. Not emulated: streams, memory and its limits, operations that CUDA lacks for
+a dtype, kernels that round otherwise, generators on CUDA, a second GPU.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo  # it takes stock of torch, so before anything is replaced there
+import torch._dynamo  # it records torch's functions, so it comes before any is replaced
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
@@ -25,40 +25,42 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 TRANSFERS = {"_to_copy", "to", "copy_", "type_as"}
-# Here indices may lie on the CPU; whether a value may is asked as of a number.
+# Their indices may lie on the CPU; their values only as numbers, see NUMBERS.
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 # Not tagged as pointwise, yet a CPU tensor without dimensions is a plain number to them.
 NUMBERS = INDEXING | {"fill", "fill_", "masked_fill", "masked_fill_", "where"}
-# Without gradients, and made of parts of which some are new tensors on the device of others.
-WHOLE = ("one_hot",)
-# What autocast makes run in half precision; of what it makes run in float32, nothing is emulated.
-HALVED = ("linear", "conv1d", "conv2d", "matmul", "mm", "addmm", "bmm", "baddbmm")
+# Without gradients; run as one, since its steps make tensors where torch's C++ believes ours to be.
+UNDIVIDED = ("one_hot",)
+# Operations that autocast runs in half precision; those it runs in float32 are not emulated.
+HALF_PRECISION = ("linear", "conv1d", "conv2d", "matmul", "mm", "addmm", "bmm", "baddbmm")
 
 
 class CudaTensor(Tensor):
-    """Says cuda:0.
+    """A tensor that says it is on cuda:0.
 
     Attributes:
-        held: its values, a plain CPU tensor of the same shape and strides.
+        cpu_values: a plain CPU tensor of the same shape and strides.
     """
 
-    held: Tensor
-    # Not even looked for, or torch's fast ways for plain tensors would not be taken.
+    cpu_values: Tensor
+    # Disabled, or torch would not take its fast paths for plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> "CudaTensor":
+    def __new__(cls, cpu_values: Tensor) -> "CudaTensor":
         # torch's C++ sees a meta tensor with the keys of CUDA: its autograd asks a driver for the
         # streams of CUDA tensors.
-        with torch.inference_mode(held.is_inference()):  # of a view its base decides
-            shape = torch.empty_strided(held.size(), held.stride(), dtype=held.dtype, device="meta")
-            found = Tensor._make_subclass(cls, shape, device_for_backend_keys=CUDA)
-        found.held = held
-        return found
+        with torch.inference_mode(cpu_values.is_inference()):  # a view's base decides
+            shape = torch.empty_strided(
+                cpu_values.size(), cpu_values.stride(), dtype=cpu_values.dtype, device="meta"
+            )
+            tensor = Tensor._make_subclass(cls, shape, device_for_backend_keys=CUDA)
+        tensor.cpu_values = cpu_values
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatched(func, args, kwargs or {})
+        return _run_on_cpu(func, args, kwargs or {})
 
     device = property(lambda self: CUDA)  # type: ignore[assignment]
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
@@ -87,49 +89,49 @@ class CudaTensor(Tensor):
         super().__setitem__(_index(index), value)
 
     def tolist(self) -> Any:
-        return self.held.tolist()
+        return self.cpu_values.tolist()
 
     def data_ptr(self) -> int:
-        return self.held.data_ptr()
+        return self.cpu_values.data_ptr()
 
     def untyped_storage(self) -> Any:
-        return self.held.untyped_storage()
+        return self.cpu_values.untyped_storage()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            found: Tensor = self.detach().clone().requires_grad_(self.requires_grad)
-            own = isinstance(self, Parameter)
-            memo[id(self)] = Parameter(found, self.requires_grad) if own else found
+            copied: Tensor = self.detach().clone().requires_grad_(self.requires_grad)
+            is_parameter = isinstance(self, Parameter)
+            memo[id(self)] = Parameter(copied, self.requires_grad) if is_parameter else copied
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: int) -> Any:
-        return self.held.__reduce_ex__(protocol)
+        return self.cpu_values.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        return f"{self.held!r} on {CUDA}"
+        return f"{self.cpu_values!r} on {CUDA}"
 
 
 def _index(index: Any) -> Any:
-    """With lists as tensors, which torch's C++ would put where it believes our tensors to be."""
+    """An index with lists made tensors: torch's C++ would put them on the meta device."""
     if isinstance(index, tuple):
         return tuple(map(_index, index))
     return torch.tensor(index) if isinstance(index, list) else index
 
 
 class _Dispatch(TorchDispatchMode):
-    """Sees the calls that put something on the device without taking anything from it."""
+    """Handles calls that create tensors on the device without taking one from it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatched(func, args, kwargs or {})
+        return _run_on_cpu(func, args, kwargs or {})
 
 
-def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
+def _run_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation on the CPU, after the checks that CUDA makes."""
     leaves = list(_leaves(args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     name = func.overloadpacket.__name__
     if any(tensor.device.type == "meta" for tensor in tensors):
-        # Networks without weights; a scalar for them comes out of torch's C++ as one for ours.
+        # Networks on the meta device; torch's C++ makes their scalars CudaTensors as well.
         args, kwargs = _scalars_on_meta(args), {k: _scalars_on_meta(v) for k, v in kwargs.items()}
         leaves = list(_leaves(args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -141,19 +143,19 @@ def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
     if target == CUDA and torch.Generator in map(type, leaves):
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     random = target == CUDA and torch.Tag.nondeterministic_seeded in func.tags
-    with _own_randomness() if random else nullcontext():
-        out = func(*_held(args), **{key: _held(value) for key, value in kwargs.items()})
+    with _device_generator() if random else nullcontext():
+        out = func(*_on_cpu(args), **{key: _on_cpu(value) for key, value in kwargs.items()})
     if torch.Tag.inplace_view in func.tags:
         with torch._C._DisableTorchDispatch():
-            func(*args, **kwargs)  # the shape that is seen changes too
-    given = {id(_held(tensor)): tensor for tensor in tensors}
+            func(*args, **kwargs)  # changes the CudaTensor's own shape too
+    inputs = {id(_on_cpu(tensor)): tensor for tensor in tensors}
     if isinstance(out, list | tuple):
-        return type(out)([_placed(value, target, given) for value in out])
-    return _placed(out, target, given)
+        return type(out)([_on_device(value, target, inputs) for value in out])
+    return _on_device(out, target, inputs)
 
 
 def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
-    """Tensors and plain values, those in lists too."""
+    """All arguments; of lists and tuples their items."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, list | tuple):
             yield from value
@@ -161,36 +163,40 @@ def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
             yield value
 
 
-def _held(value: Any) -> Any:
-    """What the CPU's kernels are given for it."""
+def _on_cpu(value: Any) -> Any:
+    """The value as the CPU's kernels take it."""
     if isinstance(value, CudaTensor):
-        return value.held
+        return value.cpu_values
     if isinstance(value, list | tuple):
-        return type(value)(map(_held, value))
+        return type(value)(map(_on_cpu, value))
     return CPU if isinstance(value, torch.device) and value.type != "cpu" else value
 
 
 def _scalars_on_meta(value: Any) -> Any:
     if isinstance(value, CudaTensor) and not value.dim():
-        return value.held.to("meta")
+        return value.cpu_values.to("meta")
     if isinstance(value, list | tuple):
         return type(value)(map(_scalars_on_meta, value))
     return value
 
 
 def _target(name: str, leaves: list[Any], tensors: list[Tensor]) -> torch.device:
-    """Where the results belong."""
-    own = CudaTensor in map(type, tensors)
+    """The device that the results belong on."""
+    has_own = CudaTensor in map(type, tensors)
     if name == "copy_":
         return tensors[0].device
-    asked = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
-    if asked:
-        # torch's C++ passes our tensors' device on as meta: with them, or in places as these.
-        ours = own or name == "scalar_tensor" or torch._C._current_graph_task_id() != -1
-        return CUDA if asked[0].type == "cuda" or (ours and asked[0].type == "meta") else asked[0]
+    devices = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    if devices:
+        # torch's C++ passes our tensors' device on as meta, in calls with them and in these two.
+        is_own = has_own or name == "scalar_tensor" or torch._C._current_graph_task_id() != -1
+        return (
+            CUDA
+            if devices[0].type == "cuda" or (is_own and devices[0].type == "meta")
+            else devices[0]
+        )
     if name in ("to", "type_as") and len(tensors) == 2:
         return tensors[1].device
-    return CUDA if own else CPU
+    return CUDA if has_own else CPU
 
 
 def _refuse_mixed(func: Any, name: str, args: Any, tensors: list[Tensor]) -> None:
@@ -199,32 +205,32 @@ def _refuse_mixed(func: Any, name: str, args: Any, tensors: list[Tensor]) -> Non
         tensors = [args[0], *(value for value in args[2:] if isinstance(value, Tensor))]
     pointwise = torch.Tag.pointwise in func.tags or name.startswith("_foreach")
     numbers = pointwise or name in NUMBERS
-    where = {tensor.device for tensor in tensors if tensor.dim() or not numbers}
-    where |= {tensor.device for tensor in tensors if isinstance(tensor, CudaTensor)}
-    if len(where) > 1:
+    devices = {tensor.device for tensor in tensors if tensor.dim() or not numbers}
+    devices |= {tensor.device for tensor in tensors if isinstance(tensor, CudaTensor)}
+    if len(devices) > 1:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{' and '.join(sorted(map(str, where)))}! (in {func})"
+            f"{' and '.join(sorted(map(str, devices)))}! (in {func})"
         )
 
 
-def _placed(value: Any, target: torch.device, given: dict[int, Tensor]) -> Any:
-    """A result on its device; what operations hand back unchanged stays the same object."""
+def _on_device(value: Any, target: torch.device, inputs: dict[int, Tensor]) -> Any:
+    """A result on its device; an input that an operation returned stays the same object."""
     if isinstance(value, list):
-        return [_placed(part, target, given) for part in value]
+        return [_on_device(item, target, inputs) for item in value]
     if not isinstance(value, Tensor):
         return value
-    source = given.get(id(value))
-    if source is None:
+    same_input = inputs.get(id(value))
+    if same_input is None:
         return CudaTensor(value) if target == CUDA else value
-    if source.device == target:
-        return source
+    if same_input.device == target:
+        return same_input
     return CudaTensor(value.clone()) if target == CUDA else value.clone()
 
 
 @contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Draw from the device's generator."""
+def _device_generator() -> Iterator[None]:
+    """Make torch's default generator that of the device, within the block."""
     before = torch.default_generator.get_state()
     torch.default_generator.set_state(_generator.get_state())
     try:
@@ -239,10 +245,10 @@ _generator = torch.Generator()
 
 @contextmanager
 def emulated_cuda() -> Iterator[None]:
-    """One CUDA device while it lasts, for this thread and what is made in it."""
+    """Emulate one CUDA device within the block, for this thread."""
     torch._C._ensureCUDADeviceGuardSet()  # stays, and does nothing; torch's fake tensors need it
     with ExitStack() as stack:
-        for owner, replaced in _replaced().items():
+        for owner, replaced in _replacements().items():
             for name, value in replaced.items():
                 stack.enter_context(mock.patch.object(owner, name, value))
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
@@ -253,23 +259,23 @@ def emulated_cuda() -> Iterator[None]:
         torch.__future__.set_swap_module_params_on_conversion(True)
         stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
-        for name in WHOLE:
+        for name in UNDIVIDED:
             operation = getattr(torch.ops.aten, name).default
-            library.impl(name, partial(_whole, operation), "AutogradCUDA")
-        for name in HALVED:
+            library.impl(name, partial(_run_undivided, operation), "AutogradCUDA")
+        for name in HALF_PRECISION:
             operation = getattr(torch.ops.aten, name).default
-            library.impl(name, partial(_halved, operation), "AutocastCUDA", allow_override=True)
+            library.impl(name, partial(_in_half, operation), "AutocastCUDA", allow_override=True)
         for name, operation in COMPOSED.items():
             library.impl(name, operation, "AutogradCUDA")
         stack.enter_context(_Dispatch())
         yield
 
 
-def _whole(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    return _dispatched(operation, args, kwargs)
+def _run_undivided(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    return _run_on_cpu(operation, args, kwargs)
 
 
-def _halved(operation: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_half(operation: Any, *args: Any, **kwargs: Any) -> Any:
     dtype = torch.get_autocast_dtype("cuda")
 
     def half(value: Any) -> Any:
@@ -291,19 +297,19 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The kernel that the CPU would choose, for torch's choice asks the driver."""
-    told = {"attn_mask": attn_mask, "scale": scale}
-    given = (query, key, value, attn_mask, dropout_p, is_causal)
-    choice = torch._fused_sdp_choice(*_held(given), scale=scale, enable_gqa=enable_gqa)
+    """Attention by the kernel that the CPU would choose: torch's own choice asks the driver."""
+    options = {"attn_mask": attn_mask, "scale": scale}
+    arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+    choice = torch._fused_sdp_choice(*_on_cpu(arguments), scale=scale, enable_gqa=enable_gqa)
     if choice == SDPBackend.FLASH_ATTENTION.value:
         if attn_mask is not None and attn_mask.dtype == torch.bool:
-            told["attn_mask"] = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+            options["attn_mask"] = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
                 ~attn_mask, -torch.inf
             )
         fast = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return fast(query, key, value, dropout_p, is_causal, **told)[0]
+        return fast(query, key, value, dropout_p, is_causal, **options)[0]
     return torch.ops.aten._scaled_dot_product_attention_math(
-        *given, scale=scale, enable_gqa=enable_gqa
+        *arguments, scale=scale, enable_gqa=enable_gqa
     )[0]
 
 
@@ -313,7 +319,7 @@ def _padded(
     padding_value: float = 0.0,
     padding_side: str = "right",
 ) -> Tensor:
-    """torch's C++ would make a new tensor where it believes ours to be."""
+    """Pad without torch's C++, which would make a new tensor on the meta device."""
     assert padding_side == "right"
     longest = max(map(len, sequences))
     rows = [
@@ -326,7 +332,7 @@ def _padded(
 def _rms_norm(
     values: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """As the CPU computes it, which has no backward pass of what CUDA fuses."""
+    """The norm by plain operations: CUDA's fused one has no backward pass on the CPU."""
     wide, dims = values.float(), tuple(range(-len(shape), 0))
     eps = torch.finfo(values.dtype).eps if eps is None else eps
     scaled = (wide * (wide.pow(2).mean(dims, keepdim=True) + eps).rsqrt()).type_as(values)
@@ -340,8 +346,8 @@ COMPOSED = {
 }
 
 
-def _replaced() -> dict[Any, dict[str, Any]]:
-    """What torch asks the driver, by the module that asks."""
+def _replacements() -> dict[Any, dict[str, Any]]:
+    """Replacements for functions of torch that ask the driver, by their owner."""
 
     def nothing(*args: Any, **kwargs: Any) -> None: ...
 
@@ -373,7 +379,7 @@ def _replaced() -> dict[Any, dict[str, Any]]:
     plain_to = Tensor.to
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if args and isinstance(args[0], CudaTensor):  # whose device is meta to torch's C++
+        if args and isinstance(args[0], CudaTensor):  # torch's C++ says it is on meta
             args = (CUDA, args[0].dtype, *args[1:])
         return plain_to(tensor, *args, **kwargs)
 
@@ -382,7 +388,7 @@ def _replaced() -> dict[Any, dict[str, Any]]:
             raise RuntimeError("only dense CPU tensors can be pinned")
         return tensor.clone()
 
-    kinds = [Tensor, Parameter, CudaTensor]  # optimisers take their fast way for these on CUDA
+    kinds = [Tensor, Parameter, CudaTensor]  # on CUDA optimisers take their fast path for these
     return {
         torch.cuda: cuda,
         Tensor: {"to": to, "pin_memory": pin_memory},

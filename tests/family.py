@@ -1,20 +1,20 @@
-"""Processes below another one."""
+"""The descendants of a process."""
 
 import psutil
 
 
 def below(pid: int, *words: str, direct: bool = False) -> list[psutil.Process]:
-    """Living processes below one, whose command line holds all these words.
+    """Living descendants of the process `pid` whose command line contains all `words`.
 
     Args:
-        direct: its own children alone.
+        direct: only its children, not their descendants.
     """
-    found = []
+    processes = []
     for process in psutil.Process(pid).children(recursive=not direct):
         try:
             line = " ".join(process.cmdline())
         except psutil.Error:  # it ended while we looked
             continue
         if line and all(word in line for word in words):
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes

@@ -1,4 +1,4 @@
-"""Handmade roots whose stored features and prototypes mean something."""
+"""Handmade roots whose features fit their labels: each is a mixture of two prototypes."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ VECTORS = np.eye(3, 4, dtype=np.float32)  # prototypes of the three classes
 
 
 def features_of(record: SeriesRecord) -> np.ndarray:
-    """What CLIP would say of a series that shows exactly its mixture, [A, 4]."""
+    """The features that CLIP would give images that show exactly their mixtures, [A, 4]."""
     return np.array(record.mixtures) @ VECTORS[record.classes]
 
 
@@ -41,14 +41,14 @@ def root_of(
     """A root of these shards, indexed.
 
     Args:
-        features: by group those that differ from `features_of`.
-        left_out: of each shard the series that are not in it, and why.
+        features: by series, where they differ from `features_of`.
+        left_out: per shard the series that are not in it, with the reason.
     """
     store, first = Store(str(folder)), 0
     left_out = left_out or [{} for _ in shards]
-    sizes = [len(samples) + len(gone) for samples, gone in zip(shards, left_out, strict=True)]
-    count, groups = len(shards[0][0].images), sum(sizes)
-    plan = handmade.make_plan(len(shards), groups, count, class_names=list(names))
+    sizes = [len(samples) + len(omitted) for samples, omitted in zip(shards, left_out, strict=True)]
+    count, num_series = len(shards[0][0].images), sum(sizes)
+    plan = handmade.make_plan(len(shards), num_series, count, class_names=list(names))
     plan["config"]["shards"]["groups_per_shard"] = sizes[0]
     plan["config"]["annotation"] = {}
     store.put("plan.json", json.dumps(plan).encode())
@@ -74,29 +74,29 @@ def root_of(
 
 def label_set(
     root: Root,
-    own: dict[int, np.ndarray],
+    features: dict[int, np.ndarray],
     *,
-    origin: str = "images",
-    prototypes: float = 1.0,
+    source: str = "images",
+    prototype_length: float = 1.0,
 ) -> str:
-    """Labels by alpha over all shards of a root, as by another encoder; the set's digest.
+    """Write a label set over all shards of a root, as by another encoder; returns its digest.
 
     Args:
-        own: by group the features that differ from `features_of`.
-        origin: where the set says that features come from; `images` stores them beside it.
-        prototypes: how long those of the set are.
+        features: by series, where they differ from `features_of`.
+        source: where the set says that its features come from; `images` stores them beside it.
+        prototype_length: the norm of the set's prototypes.
     """
-    record = {"plan": root.plan.digest, "features": origin, "batch": 1}
+    record = {"plan": root.plan.digest, "features": source, "batch": 1}
     record |= {"annotation": {}, "encoders": {}}
     digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
     labels = create_set(root, LabelSetRecord(digest=digest, **record))
-    root.store.put(labels.prototypes, save({"prototypes": prototypes * VECTORS}))
+    root.store.put(labels.prototypes, save({"prototypes": prototype_length * VECTORS}))
     for shard, images in root.committed().items():
         records = [s.record for s in read_shard(root.store, images)]
-        groups = [SeriesLabels(group=r.group, **r.parts()) for r in records]
-        rows = np.stack([own.get(r.group, features_of(r)) for r in records])
-        file = _stored(root.store, labels.stem(shard), rows) if origin == "images" else None
-        labels.commit(shard, images=images.sha256, groups=groups, features=file)
+        series_labels = [SeriesLabels(group=r.group, **r.parts()) for r in records]
+        rows = np.stack([features.get(r.group, features_of(r)) for r in records])
+        file = _stored(root.store, labels.stem(shard), rows) if source == "images" else None
+        labels.commit(shard, images=images.sha256, groups=series_labels, features=file)
     return labels.digest
 
 

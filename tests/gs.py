@@ -1,4 +1,4 @@
-"""A small server of Google's storage API, as far as its documents describe what a store asks."""
+"""A small server with the calls of Google's storage API that a store makes, as documented."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 BUCKET = "semix-test"
-PAGE = 100  # names a listing answers at a time
+PAGE = 100  # names per page of a listing
 
 
 @pytest.fixture
 def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """`gs://semix-test`, empty, that the environment of this test leads to."""
+    """The URL of an empty bucket; the environment of this test leads to its server."""
     handler = type("Handler", (_Handler,), {"objects": {}, "uploads": {}, "lock": threading.Lock()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
@@ -32,7 +32,7 @@ def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 class _Handler(BaseHTTPRequestHandler):
     """https://cloud.google.com/storage/docs/json_api/v1: objects insert, get, list, delete."""
 
-    objects: dict[str, dict[str, Any]]  # by name: its resource, and "content"
+    objects: dict[str, dict[str, Any]]  # by name: the resource, and its bytes as "content"
     uploads: dict[str, dict[str, Any]]  # resumable ones that are not complete
     lock: threading.Lock
     protocol_version = "HTTP/1.1"
@@ -41,16 +41,16 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"/(?:upload/)?(?:download/)?storage/v1/b/([^/]+)/o(?:/(.+))?", url.path
         )
-        if not found or found[1] != BUCKET:
+        if not match or match[1] != BUCKET:
             return self._answer(404, {"error": {"code": 404, "message": "no such bucket"}})
-        name = unquote(found[2] or query.get("name", ""))
+        name = unquote(match[2] or query.get("name", ""))
         with self.lock:
             if self.command == "POST":
                 return self._insert(name, query, body)
-            if not found[2]:
+            if not match[2]:
                 return self._list(query)
             if name not in self.objects:
                 return self._answer(404, {"error": {"code": 404, "message": "no such object"}})
@@ -67,14 +67,14 @@ class _Handler(BaseHTTPRequestHandler):
         if query["uploadType"] == "resumable":
             upload = f"{len(self.uploads)}-{time.time_ns()}"
             self.uploads[upload] = {**json.loads(body), "name": name, "content": b""}
-            host, match = self.headers["Host"], query.get("ifGenerationMatch")
-            place = f"http://{host}/upload/storage/v1/b/{BUCKET}/o?upload_id={upload}"
-            place += f"&ifGenerationMatch={match}" if match else ""
-            return self._answer(200, {}, Location=place)
+            host, generation_match = self.headers["Host"], query.get("ifGenerationMatch")
+            location = f"http://{host}/upload/storage/v1/b/{BUCKET}/o?upload_id={upload}"
+            location += f"&ifGenerationMatch={generation_match}" if generation_match else ""
+            return self._answer(200, {}, Location=location)
         boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()  # type: ignore[index]
-        first, second = body.split(b"--" + boundary)[1:3]
-        resource = json.loads(first.split(b"\n\n", 1)[1])
-        return self._keep({**resource, "content": second.split(b"\n\n", 1)[1][:-1]}, query)
+        metadata_part, content_part = body.split(b"--" + boundary)[1:3]
+        resource = json.loads(metadata_part.split(b"\n\n", 1)[1])
+        return self._keep({**resource, "content": content_part.split(b"\n\n", 1)[1][:-1]}, query)
 
     def _continue(self, query: dict[str, str], body: bytes) -> None:
         upload = self.uploads[query["upload_id"]]
@@ -97,31 +97,31 @@ class _Handler(BaseHTTPRequestHandler):
         resource = self.objects[name]
         if query.get("alt") != "media":
             return self._answer(200, _without_content(resource))
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not wanted:
+        requested_range = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not requested_range:
             return self._answer(200, resource["content"])
-        end = int(wanted[2]) + 1 if wanted[2] else None
-        return self._answer(206, resource["content"][int(wanted[1]) : end])
+        end = int(requested_range[2]) + 1 if requested_range[2] else None
+        return self._answer(206, resource["content"][int(requested_range[1]) : end])
 
     def _list(self, query: dict[str, str]) -> None:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         items: dict[str, dict[str, Any] | None] = {}  # None: a folder
         for name in sorted(self.objects):
-            rest = name.removeprefix(prefix)
-            if name.startswith(prefix) and delimiter and delimiter in rest:
-                items[prefix + rest.split(delimiter)[0] + delimiter] = None
+            remainder = name.removeprefix(prefix)
+            if name.startswith(prefix) and delimiter and delimiter in remainder:
+                items[prefix + remainder.split(delimiter)[0] + delimiter] = None
             elif name.startswith(prefix):
                 items[name] = _without_content(self.objects[name])
         start = int(query.get("pageToken", 0))
-        most = min(PAGE, int(query.get("maxResults", PAGE)))
-        page = list(items.items())[start : start + most]
+        page_size = min(PAGE, int(query.get("maxResults", PAGE)))
+        page = list(items.items())[start : start + page_size]
         answer: dict[str, Any] = {
             "kind": "storage#objects",
             "items": [item for _, item in page if item],
             "prefixes": [name for name, item in page if item is None],
         }
-        if start + most < len(items):
-            answer["nextPageToken"] = str(start + most)
+        if start + page_size < len(items):
+            answer["nextPageToken"] = str(start + page_size)
         return self._answer(200, answer)
 
     def _answer(self, status: int, content: bytes | dict[str, Any], **headers: str) -> None:

@@ -1,4 +1,4 @@
-"""Whole roots made by hand in milliseconds: real tars, records and an index, noise for images."""
+"""Complete roots made in milliseconds: real tars, records and an index; the images are noise."""
 
 import hashlib
 import io
@@ -35,14 +35,14 @@ from semix.data.store import Store
 from semix.data.tar import GroupSample, write_tar
 
 NAMES = ("cat", "dog", "fox")
-PLAN_DIGEST = "d" * 64  # of all plans here
-LABELS_DIGEST = "ab12" * 16  # of a label set
+PLAN_DIGEST = "d" * 64  # of every plan that is made here
+LABELS_DIGEST = "ab12" * 16  # of the label set that is made here
 HASH = "ab" * 32
 STEM = "shards/0012/0012345-abababab"
 
 
 def record(group: int, count: int = 2, **changes: Any) -> dict[str, Any]:
-    """A KEY.json of `count` images between two of three classes."""
+    """The fields of a KEY.json: `count` images between two of three classes."""
     first, second = [(0, 1), (0, 2), (1, 2)][group % 3]
     alphas = [position / max(1, count - 1) for position in range(count)]
     return {
@@ -57,7 +57,7 @@ def record(group: int, count: int = 2, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-# What each file may hold: shard 12345, its labels, and what else lies in a root.
+# Valid contents of each kind of file in a root: records of shard 12345, labels, and others.
 FILE = {"sha256": HASH, "bytes": 7}
 ENTRY = {
     "shard": 12345,
@@ -107,7 +107,7 @@ def sample(
 
 
 def series_of(values: dict[str, Any]) -> Any:
-    """A record; of what no record can say, something that is written like one."""
+    """A SeriesRecord; an `Unsound` one where these values are invalid."""
     try:
         return SeriesRecord.read(json.dumps(values).encode())
     except ValueError:
@@ -116,7 +116,7 @@ def series_of(values: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Unsound:
-    """A KEY.json that nobody should read."""
+    """An invalid KEY.json, which can be written and must be rejected when read."""
 
     values: dict[str, Any]
 
@@ -169,24 +169,25 @@ def put_shard(
     """Write a tar, its features and its commit record, which is returned.
 
     Args:
-        groups: that are in the tar; left_out: those that are not, and why.
+        groups: number of series in the tar.
+        left_out: the shard's series that are not in it, with the reason.
         features: [groups, count, D]; zeros by default.
-        changes: to the record.
+        changes: fields of the record that differ.
     """
     rows = np.zeros((groups, count, 4)) if features is None else features
-    stored = save({"features": rows.astype(np.float16)})
-    digests = [hashlib.sha256(content).hexdigest() for content in (tar, stored)]
+    feature_file = save({"features": rows.astype(np.float16)})
+    digests = [hashlib.sha256(content).hexdigest() for content in (tar, feature_file)]
     stem = shard_stem(shard)
     names = [f"{stem}-{digests[0][:8]}.tar", f"{stem}-{digests[1][:8]}.features.safetensors"]
     store.put(names[0], tar)
-    store.put(names[1], stored)
-    found = {
+    store.put(names[1], feature_file)
+    fields = {
         "spec": spec_digest(PLAN_DIGEST, shard),
         "shard": shard,
         "tar": names[0],
         "sha256": digests[0],
         "bytes": len(tar),
-        "features": {"name": names[1], "sha256": digests[1], "bytes": len(stored)},
+        "features": {"name": names[1], "sha256": digests[1], "bytes": len(feature_file)},
         "groups": groups,
         "first": first,
         "seconds": {"generate": 1.5},
@@ -197,9 +198,9 @@ def put_shard(
         "versions": {"python": "3.11"},
     } | changes
     if left_out:
-        found["left_out"] = [{"group": g, "reason": why} for g, why in left_out.items()]
-    store.put(f"{stem}.json", json.dumps(found).encode())
-    return found
+        fields["left_out"] = [{"group": g, "reason": why} for g, why in left_out.items()]
+    store.put(f"{stem}.json", json.dumps(fields).encode())
+    return fields
 
 
 def make_root(
@@ -215,7 +216,7 @@ def make_root(
     """`shards` shards of `groups` series of `count` images, indexed.
 
     Args:
-        tars: contents to commit in place of the first shards' own.
+        tars: contents of the first shards' tars, in place of generated ones.
     """
     store = Store(str(folder))
     plan = make_plan(shards, shards * groups, count)
@@ -234,18 +235,18 @@ def make_root(
 
 
 def label_set(root: Root, **changes: Any) -> LabelSet:
-    """A set without labels yet."""
+    """A label set that has no labels yet."""
     return create_set(root, LabelSetRecord(**LABEL_SET | changes))
 
 
 def labels_of(group: int, count: int = 2, **changes: Any) -> SeriesLabels:
-    """As the series' own record has them, or others."""
-    own = {key: record(group, count)[key] for key in ("group", "weights", "labels")}
-    return SeriesLabels.read(json.dumps(own | changes).encode())
+    """The labels of a series as its record has them, with `changes`."""
+    fields = {key: record(group, count)[key] for key in ("group", "weights", "labels")}
+    return SeriesLabels.read(json.dumps(fields | changes).encode())
 
 
 def root_of(folder: Path | str, samples: Sequence[GroupSample], class_names: Sequence[str]) -> Root:
-    """One shard of these samples, indexed."""
+    """A root of one shard that holds these samples, indexed."""
     store, groups, count = Store(str(folder)), len(samples), len(samples[0].images)
     plan = make_plan(1, groups, count, class_names=list(class_names))
     store.put("plan.json", json.dumps(plan).encode())

@@ -1,8 +1,8 @@
 """Three rungs of tests: quick, of real processes, and slow.
 
-A test without a marker starts no Python process and no server, so that the first rung stays quick:
-one that does fails, with what it started. `smoke` marks the few that may, which begin. `process`
-marks the second rung, with a few that are there for their length.
+A test without a marker must start no Python process and no server, so that the first rung stays
+quick: one that does fails, with what it started. `smoke` marks the few tests of the first rung
+that may; they run first. `process` marks the second rung, and a few tests that are merely long.
 """
 
 import os
@@ -40,13 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, for a test that waits; each holds a gigabyte."""
+    """One worker more than cores, since some tests wait; a worker holds about a gigabyte."""
     return min(4, len(os.sched_getaffinity(0)) + 1)
 
 
 @pytest.fixture(autouse=True)
 def _starts_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Models, roots and servers that several tests share were made before."""
+    """Fail an unmarked test that starts a process; processes of shared fixtures do not count."""
     _started.clear()
     yield
     marks = {mark.name for mark in request.node.iter_markers()}

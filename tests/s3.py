@@ -19,7 +19,7 @@ KEY_ID, SECRET = "semix-test-key", "semix-test-secret"
 def s3_server() -> Iterator[str]:
     """The endpoint of a moto server process that ends with this one."""
     command = [sys.executable, "-m", "tests.s3_server"]
-    # An idle standard input tells the server that we live, even if we are killed.
+    # The server ends when its standard input is closed, which happens even if we are killed.
     environment = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}  # pages of listings are short
     with subprocess.Popen(
         command,
@@ -37,7 +37,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A fresh bucket, `s3://name`, that the environment of this test leads to."""
+    """The URL of a new, empty bucket; the environment of this test leads to its server."""
     for name in list(os.environ):
         if name.startswith("AWS_") and name != "AWS_CA_BUNDLE":
             monkeypatch.delenv(name)
@@ -61,7 +61,7 @@ def faulty_s3(s3_server: str, bucket: str, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def s3_client(endpoint: str) -> Any:
-    """A boto3 client, to look at a bucket by another way than ours."""
+    """A boto3 client, to look at a bucket without semix's own code."""
     import boto3
 
     return boto3.client(
@@ -75,7 +75,7 @@ def s3_client(endpoint: str) -> Any:
 
 def empty(client: Any, bucket: str) -> None:
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
-        keys = [{"Key": found["Key"]} for found in page.get("Contents", [])]
+        keys = [{"Key": item["Key"]} for item in page.get("Contents", [])]
         if keys:
-            client.delete_objects(Bucket=bucket, Delete={"ObjectStore": keys})
+            client.delete_objects(Bucket=bucket, Delete={"Objects": keys})
     client.delete_bucket(Bucket=bucket)

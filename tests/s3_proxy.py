@@ -1,4 +1,4 @@
-"""A proxy before an S3 server: errors, slowness, lost answers, cut bodies, refused writes."""
+"""A proxy before an S3 server: errors, slowness, lost responses, cut bodies, refused writes."""
 
 import http.client
 import random
@@ -19,20 +19,20 @@ CODES = {403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "Sl
 
 @dataclass(frozen=True)
 class Faults:
-    """What the proxy does wrong; shares are of the requests with one of `methods`.
+    """What the proxy does wrong; fractions are of the requests with one of `methods`.
 
     Attributes:
-        errors: share that is answered with one of `statuses` and never reaches the server; with
-            `code` and `message` instead of the usual ones.
-        lost: share that the server carries out, but whose answer is lost (the connection ends).
-        cut_answers: share whose answer's body ends in its middle.
-        cut_requests: share whose connection ends in the middle of the request's body.
-        slow: share that waits `slow_s` seconds first.
-        stalled: share that is never answered.
-        forgotten: share whose If-None-Match is dropped, as by servers that do not know it.
+        errors: fraction that is answered with one of `statuses` and never reaches the server;
+            `code` and `message` replace the usual ones.
+        lost: fraction that the server carries out, but whose response is lost with the connection.
+        cut_answers: fraction whose response body ends in its middle.
+        cut_requests: fraction whose connection ends in the middle of the request's body.
+        slow: fraction that waits `slow_s` seconds first.
+        stalled: fraction that is never answered.
+        forgotten: fraction whose If-None-Match is dropped, as by servers that do not know it.
         read_only: every write is refused with 403.
         path: only requests whose path and query contain this.
-        most: after so many faults the proxy is healthy again.
+        max_faults: after so many faults the proxy is healthy again.
     """
 
     errors: float = 0.0
@@ -49,7 +49,7 @@ class Faults:
     read_only: bool = False
     methods: Sequence[str] = ("GET", "HEAD", *WRITES)
     path: str = ""
-    most: int | None = None
+    max_faults: int | None = None
     seed: int = 0
 
 
@@ -75,7 +75,7 @@ class FaultyS3:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._stopped.set()
         self._server.shutdown()
@@ -97,15 +97,15 @@ class FaultyS3:
     def wait(self, seconds: float) -> None:
         self._stopped.wait(seconds)
 
-    def drawn(self, method: str, path: str) -> str | None:
-        """The fault of this request."""
+    def next_fault(self, method: str, path: str) -> str | None:
+        """The fault that this request meets; None for none."""
         faults = self.faults
         with self._lock:
             self.requests[method] += 1
             if faults.read_only and method in WRITES:
                 self.done["read_only"] += 1
                 return "read_only"
-            spent = faults.most is not None and sum(self.done.values()) >= faults.most
+            spent = faults.max_faults is not None and sum(self.done.values()) >= faults.max_faults
             if spent or method not in faults.methods or faults.path not in path:
                 return None
             draw = self._random.random()
@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _serve(self) -> None:
-        fault = self.proxy.drawn(self.command, self.path)
+        fault = self.proxy.next_fault(self.command, self.path)
         length = int(self.headers.get("Content-Length") or 0)
         if fault == "cut_requests":
             self.rfile.read(length // 2)
@@ -153,24 +153,24 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer_error(403)
         if fault == "forgotten":
             del self.headers["If-None-Match"]
-        answer, content = self._forward(body)
+        response, content = self._forward(body)
         if fault == "lost":
             return self._hang_up()
-        return self._answer(answer, content, cut=fault == "cut_answers")
+        return self._answer(response, content, cut=fault == "cut_answers")
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
     def _chunks(self) -> bytes | None:
-        """The body of a request whose length is not told before."""
+        """The body of a chunked request; None for any other."""
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return None
-        parts = []
+        chunks = []
         while size := int(self.rfile.readline().split(b";")[0], 16):
-            parts.append(self.rfile.read(size))
+            chunks.append(self.rfile.read(size))
             self.rfile.readline()
         while self.rfile.readline().strip():
             pass
-        return b"".join(parts)
+        return b"".join(chunks)
 
     def _forward(self, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
         target = self.proxy.target
@@ -178,18 +178,18 @@ class _Handler(BaseHTTPRequestHandler):
         dropped = ("transfer-encoding", "connection", "expect", "content-length")
         headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
         connection.request(self.command, self.path, body=body, headers=headers)
-        answer = connection.getresponse()
-        content = answer.read()
+        response = connection.getresponse()
+        content = response.read()
         connection.close()
-        return answer, content
+        return response, content
 
-    def _answer(self, answer: http.client.HTTPResponse, content: bytes, *, cut: bool) -> None:
-        self.send_response_only(answer.status, answer.reason)
-        for name, value in answer.getheaders():
+    def _answer(self, response: http.client.HTTPResponse, content: bytes, *, cut: bool) -> None:
+        self.send_response_only(response.status, response.reason)
+        for name, value in response.getheaders():
             if name.lower() not in ("transfer-encoding", "connection", "content-length"):
                 self.send_header(name, value)
-        told = answer.getheader("Content-Length") if self.command == "HEAD" else len(content)
-        self.send_header("Content-Length", str(told or 0))
+        length = response.getheader("Content-Length") if self.command == "HEAD" else len(content)
+        self.send_header("Content-Length", str(length or 0))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content[: len(content) // 2] if cut else content)

@@ -16,13 +16,13 @@ from werkzeug.serving import make_server
 
 
 class OneAtATime:
-    """S3 decides one create-only write after the other; moto alone looks, then writes."""
+    """Serves one request at a time: moto checks and writes a create-only object in two steps."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app, self._lock = app, threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
-        # Read before the lock is taken: a slow sender must not hold up the others.
+        # Read before the lock is taken: a slow sender must not hold up other requests.
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if not environ.get("wsgi.input_terminated"):
             body = environ["wsgi.input"].read(length)

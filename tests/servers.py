@@ -28,14 +28,14 @@ class Started:
     log: Path
 
     def kill(self) -> None:
-        """End it and all below it at once, as a machine that loses power does."""
-        for process in self._family():  # flow runs lead groups of their own
+        """Kill it and its descendants at once, as a machine that loses power does."""
+        for process in self._family():  # flow runs are in process groups of their own
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait()
 
     def end(self) -> int:
-        """Ask it to end, then make what it started end as well; its exit status."""
+        """Terminate it, kill the descendants that remain, and return its exit status."""
         family = self._family()
         self.process.terminate()
         try:
@@ -58,9 +58,9 @@ class Started:
     def wait_for(self, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_S
         while not ready():
-            told = self.log.read_text(errors="replace")[-3000:]
-            assert self.process.poll() is None, f"ended while it started:\n{told}"
-            assert time.monotonic() < deadline, f"did not start:\n{told}"
+            output = self.log.read_text(errors="replace")[-3000:]
+            assert self.process.poll() is None, f"ended while it started:\n{output}"
+            assert time.monotonic() < deadline, f"did not start:\n{output}"
             time.sleep(0.1)
 
 
@@ -72,7 +72,7 @@ def started(
     environment: Mapping[str, str] | None = None,
     user: Sequence[str] = (),
 ) -> Iterator[Started]:
-    """A process that ends with the block; and, where setpriv is, with us if we are killed."""
+    """A process that ends with the block; where setpriv exists, also if we are killed."""
     leash = ["setpriv", *user, "--pdeathsig=KILL"] if shutil.which("setpriv") else []
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -83,11 +83,11 @@ def started(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    found = Started(process, log)
+    running = Started(process, log)
     try:
-        yield found
+        yield running
     finally:
-        found.end()
+        running.end()
 
 
 def free_port() -> int:
@@ -97,28 +97,28 @@ def free_port() -> int:
 
 
 def program(name: str) -> Path:
-    """Path of a program; the test is skipped without it, or fails where CI must have it."""
+    """Path of a program; without it the test is skipped, or fails where CI_SERVERS is 1."""
     debian = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    if found := shutil.which(name) or (debian[-1] if debian else None):
-        return Path(found)
-    text = f"{name} is not installed: {INSTALL}"
+    if path := shutil.which(name) or (debian[-1] if debian else None):
+        return Path(path)
+    message = f"{name} is not installed: {INSTALL}"
     if os.environ.get("CI_SERVERS") == "1":
-        pytest.fail(text)
-    pytest.skip(text)
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 @contextmanager
 def postgres(password: str) -> Iterator[str]:
     """A PostgreSQL with database and user `prefect`; yields HOST:PORT."""
     server, ready, port = program("postgres"), program("pg_isready"), free_port()
-    at = ["--host=127.0.0.1", f"--port={port}"]
+    address = ["--host=127.0.0.1", f"--port={port}"]
     with tempfile.TemporaryDirectory(prefix="semix-postgres-") as name:
         folder, user = Path(name), _unprivileged(Path(name))
         _initialize(folder, password, user)
         options = ["-D", folder / "data", "-k", folder, "-h", "127.0.0.1", "-p", str(port), "-F"]
         with started([server, *options], folder / "log", user=user) as process:
-            process.wait_for(lambda: subprocess.run([ready, *at, "--quiet"]).returncode == 0)
-            sql = [program("createdb"), *at, "--username=prefect", "prefect"]
+            process.wait_for(lambda: subprocess.run([ready, *address, "--quiet"]).returncode == 0)
+            sql = [program("createdb"), *address, "--username=prefect", "prefect"]
             subprocess.run(sql, env={**os.environ, "PGPASSWORD": password}, check=True)
             yield f"127.0.0.1:{port}"
 
@@ -130,12 +130,12 @@ def _initialize(folder: Path, password: str, user: Sequence[str]) -> None:
     command = [program("initdb"), "--pgdata", folder / "data", "--username=prefect", "--no-sync"]
     command += ["--auth=scram-sha-256", "--pwfile", secret]
     prefix = ["setpriv", *user] if user else []
-    made = subprocess.run([*prefix, *command], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
+    completed = subprocess.run([*prefix, *command], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
 
 
 def _unprivileged(folder: Path) -> list[str]:
-    """Options of setpriv for what must not run as root; `folder` becomes its user's."""
+    """Options of setpriv for a process that must not run as root; its user gets `folder`."""
     if os.geteuid():
         return []
     shutil.chown(folder, DATABASE_USER)
@@ -150,12 +150,12 @@ def redis(password: str) -> Iterator[str]:
         config = Path(name) / "redis.conf"
         config.write_text(f"requirepass {password}\nbind 127.0.0.1\nport {port}\ndir {name}\n")
         with started([server, config], Path(name) / "log") as process:
-            ask = [client, "-p", port, "ping"]
+            ping = [client, "-p", port, "ping"]
             environment = {**os.environ, "REDISCLI_AUTH": password}
 
-            def answers() -> bool:
-                told = subprocess.run([*map(str, ask)], env=environment, capture_output=True)
-                return told.stdout.strip() == b"PONG"
+            def is_ready() -> bool:
+                completed = subprocess.run([*map(str, ping)], env=environment, capture_output=True)
+                return completed.stdout.strip() == b"PONG"
 
-            process.wait_for(answers)
+            process.wait_for(is_ready)
             yield f"127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""A store of which every byte is computed from shard numbers: a million shards, no disk."""
+"""A store whose files are computed from shard numbers: a million shards, no disk."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from semix.data.store import FileInfo
 from tests.handmade import PLAN_DIGEST, make_plan
 from tests.tally import Tally
 
-PAGE = 1000  # names that one request of a listing gives, as of S3
+PAGE = 1000  # names per request of a listing, as in S3
 RECORD_BYTES, GROUPS = 1200, 2
 STAGES = ("noise", "generate", "encode", "annotate", "write")
 
@@ -24,9 +24,9 @@ class SimulatedShards:
     """The first `done` of `shards` shards, as an object store would list and give them.
 
     Attributes:
-        requests: by kind; a listing is one a thousand names.
-        index: what index/0.json holds; none by default.
-        written: what was put.
+        requests: their number by kind; a listing takes one per thousand names.
+        index: content of index/0.json; there is no such file by default.
+        written: content by name of the files that were put.
     """
 
     url, local, shared, parallel = "memory://simulated", False, False, 16
@@ -84,18 +84,18 @@ class SimulatedShards:
         return self.written.setdefault(name, content) is content
 
     def _files(self, number: int) -> dict[str, FileInfo]:
-        found = {}
+        files = {}
         for shard in range(number * PAGE, min((number + 1) * PAGE, self.done)):
             stem, (tar, features) = shard_stem(shard), _digests(shard)
-            found[f"{stem}-{tar[:8]}.tar"] = FileInfo(100_000 + shard, 1.0)
-            found[f"{stem}-{features[:8]}.features.safetensors"] = FileInfo(4096, 1.0)
-            found[f"{stem}.json"] = FileInfo(RECORD_BYTES, 1.0)
-        return found
+            files[f"{stem}-{tar[:8]}.tar"] = FileInfo(100_000 + shard, 1.0)
+            files[f"{stem}-{features[:8]}.features.safetensors"] = FileInfo(4096, 1.0)
+            files[f"{stem}.json"] = FileInfo(RECORD_BYTES, 1.0)
+        return files
 
 
 @contextmanager
 def simulated(shards: SimulatedShards) -> Iterator[Root]:
-    """The root over such a store, while every store of this process is that one."""
+    """The root over such a store; within the block every store of this process is that one."""
     before = semix.data.store._backend
     semix.data.store._backend = lambda location, *, persistent: shards  # type: ignore[assignment,return-value]
     try:
@@ -130,7 +130,7 @@ def record_of(shard: int) -> dict[str, Any]:
 
 
 def record_bytes(shard: int) -> bytes:
-    """A commit record, filled up with blanks so that a listing need not write it first."""
+    """A commit record padded with blanks, so that a listing knows its size unwritten."""
     return json.dumps(record_of(shard)).encode().ljust(RECORD_BYTES)
 
 
@@ -142,13 +142,13 @@ def index_of(shards: int) -> bytes:
 
 def _line(shard: int) -> str:
     entry = record_of(shard) | {"record_bytes": RECORD_BYTES}
-    for name in ("spec", "worker", "attempt"):  # the first attempt is not told
+    for name in ("spec", "worker", "attempt"):  # an index leaves out a first attempt
         del entry[name]
     return json.dumps(entry, sort_keys=True, separators=(",", ":"))
 
 
 @lru_cache(PAGE)
 def _digests(shard: int) -> tuple[str, str]:
-    """SHA-256 of a shard's tar and features."""
-    both = hashlib.sha512(b"%d" % shard).hexdigest()
-    return both[:64], both[64:]
+    """Made-up SHA-256 of a shard's tar and features."""
+    digits = hashlib.sha512(b"%d" % shard).hexdigest()
+    return digits[:64], digits[64:]

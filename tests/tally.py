@@ -1,11 +1,11 @@
-"""A counter that several threads raise at once without losing any of it."""
+"""A counter that several threads may raise at once."""
 
 import threading
 from collections import Counter
 
 
 class Tally(Counter[str]):
-    """By name; `tally[name] += 1` alone would lose what another thread adds meanwhile."""
+    """Counts by name; `tally[name] += 1` could lose what another thread adds meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()

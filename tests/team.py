@@ -1,4 +1,4 @@
-"""A team's servers as docker/compose.yaml has them, as processes of this machine."""
+"""The servers of docker/compose.yaml as processes of this machine."""
 
 import json
 import os
@@ -24,42 +24,42 @@ DOCKER = CHECKOUT / "docker"
 
 @dataclass(frozen=True)
 class Shipped:
-    """docker/compose.yaml, with its secrets and with addresses of processes here.
+    """docker/compose.yaml with its secrets filled in, and with addresses of local processes.
 
     Attributes:
         secrets: by the names that docker/example.env leaves empty.
-        addresses: SERVICE:PORT of compose.yaml to HOST:PORT here.
+        addresses: the local HOST:PORT by SERVICE:PORT of compose.yaml.
     """
 
-    secrets: Mapping[str, str] = field(default_factory=lambda: made_secrets())
+    secrets: Mapping[str, str] = field(default_factory=lambda: random_secrets())
     addresses: dict[str, str] = field(default_factory=dict)
 
     def command(self, service: str) -> list[str]:
-        return [self._here(word) for word in compose()["services"][service]["command"]]
+        return [self._fill_in(word) for word in compose()["services"][service]["command"]]
 
     def environment(self, service: str, home: Path) -> dict[str, str]:
-        """Of a service as a process here, with a home of its own; nothing of this process's."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AWS_"))}
-        shipped = compose()["services"][service]
-        given = from_files(shipped.get("env_file", ())) | shipped["environment"]
-        own = {"PREFECT_HOME": str(home), "PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"}
-        return kept | own | {name: self._here(value) for name, value in given.items()}
+        """The environment of a service, without Prefect's and AWS's variables of this process."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AWS_"))}
+        definition = compose()["services"][service]
+        settings = from_files(definition.get("env_file", ())) | definition["environment"]
+        local = {"PREFECT_HOME": str(home), "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
+        return inherited | local | {name: self._fill_in(value) for name, value in settings.items()}
 
-    def _here(self, text: str) -> str:
-        text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: self.secrets[found[1]], text)
+    def _fill_in(self, text: str) -> str:
+        text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: self.secrets[match[1]], text)
         assert "$" not in text, text
-        for there, here in self.addresses.items():
-            text = text.replace(there, here)
+        for shipped, local in self.addresses.items():
+            text = text.replace(shipped, local)
         return text
 
 
-def _path() -> str:
+def _python_path() -> str:
     return os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
 
 
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-    return found
+    values: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    return values
 
 
 def from_files(names: Sequence[str]) -> dict[str, str]:
@@ -68,28 +68,28 @@ def from_files(names: Sequence[str]) -> dict[str, str]:
     return dict(re.findall(r"(?m)^(\w+)=(.*)$", "\n".join(texts)))
 
 
-def made_secrets() -> dict[str, str]:
-    """A value for each name that docker/example.env leaves empty."""
+def random_secrets() -> dict[str, str]:
+    """A random value for each name that docker/example.env leaves empty."""
     names = re.findall(r"(?m)^(\w+)=$", (DOCKER / "example.env").read_text())
-    made = {name: secrets.token_hex(24) for name in names}
-    return {name: f"semix:{text}" if "AUTH" in name else text for name, text in made.items()}
+    values = {name: secrets.token_hex(24) for name in names}
+    return {name: f"semix:{text}" if "AUTH" in name else text for name, text in values.items()}
 
 
 def health(service_environment: Mapping[str, str]) -> int:
-    """Exit status of the image's own health check."""
+    """Exit status of the health check in docker/Dockerfile."""
     recipe = (DOCKER / "Dockerfile").read_text().replace("\\\n", "")
-    found = re.search(r"^HEALTHCHECK .*? CMD (\[.*\])$", recipe, re.MULTILINE)
-    assert found
-    _, *arguments = json.loads(found[1])
-    done = subprocess.run(
+    match = re.search(r"^HEALTHCHECK .*? CMD (\[.*\])$", recipe, re.MULTILINE)
+    assert match
+    _, *arguments = json.loads(match[1])
+    completed = subprocess.run(
         [sys.executable, *arguments], env=service_environment, capture_output=True
     )
-    return done.returncode
+    return completed.returncode
 
 
 @dataclass
 class Team:
-    """A Prefect server on PostgreSQL and Redis, and what its clients need."""
+    """A Prefect server on PostgreSQL and Redis, with the address and key for its clients."""
 
     folder: Path
     shipped: Shipped
@@ -111,7 +111,7 @@ class Team:
 
     @contextmanager
     def worker(self, name: str) -> Iterator[Started]:
-        """The worker service of compose.yaml; polls when the block begins."""
+        """The worker service of compose.yaml; it polls for runs when the block begins."""
         environment = self.worker_environment(name)
         command = [sys.executable, "-m", *self.shipped.command("worker"), "--name", name]
         log = self.folder / f"{name}.log"
@@ -122,7 +122,7 @@ class Team:
     def worker_environment(self, name: str) -> dict[str, str]:
         home = self.folder / name
         environment = self.shipped.environment("worker", home)
-        # Compose gives each container addresses of its own; here several share one.
+        # In Compose every container has an address of its own; here workers need their own ports.
         if not (home / "port").exists():
             home.mkdir()
             (home / "port").write_text(str(free_port()))

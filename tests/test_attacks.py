@@ -1,4 +1,4 @@
-"""What was tried against semix by those who give it files, and what it does instead.
+"""Attacks by people who give semix files, and how it withstands them.
 
 Each test is one attack: its docstring says what the attacker does.
 """
@@ -28,7 +28,7 @@ from semix.data.shard_files import ShardCache
 from semix.data.store import Store
 from semix.data.verify import damage, quarantine
 
-from tests.data.test_images import PICTURE, chunk, png, saved, webp
+from tests.data.test_images import PICTURE, chunk, encode, png, webp
 from tests.data.whole_roots import commit_record, whole_root
 
 # Files and folders: what lies outside a root, or was not made by semix
@@ -44,36 +44,36 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
-def collect(root: Root) -> list[str]:
-    """What `semix gc --remove` takes, however young."""
+def remove_garbage(root: Root) -> list[str]:
+    """Remove all garbage, however young; returns the names that were removed."""
     return [item.name for item in remove(root, garbage(root, older_than_s=0), older_than_s=0)]
 
 
-def everything(folder: Path) -> set[Path]:
+def files_below(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("name", ["prototypes", "failed", "leases", "labels", "index", "shards"])
 def test_gc_deletes_nothing_behind_a_folder_that_is_a_link(tmp_path, elsewhere, name):
-    """Puts a link to another folder where semix keeps its own, and waits for the garbage run."""
-    root, before = whole_root(tmp_path / "root"), everything(elsewhere)
+    """Puts a link to another folder where semix keeps its own, and waits for `semix gc`."""
+    root, before = whole_root(tmp_path / "root"), files_below(elsewhere)
     folder = Path(root.url, name)
     if folder.exists():
         folder.rename(tmp_path / "moved")
     folder.symlink_to(elsewhere)
     with pytest.raises(NotADirectoryError, match=f"a link to a folder is not followed.*/{name}'"):
-        collect(root)
-    assert everything(elsewhere) == before
+        remove_garbage(root)
+    assert files_below(elsewhere) == before
 
 
 def test_gc_deletes_nothing_behind_a_link_deeper_down(tmp_path, elsewhere):
     """Links a folder of attempts, and one of measurements, to folders of the same shape."""
-    root, before = whole_root(tmp_path / "root"), everything(elsewhere)
+    root, before = whole_root(tmp_path / "root"), files_below(elsewhere)
     for name, target in (("failed/0000", "0000"), ("prototypes/" + 64 * "a", 64 * "a")):
         Path(root.url, name).parent.mkdir()
         Path(root.url, name).symlink_to(elsewhere / target)
-    assert collect(root) == []
-    assert everything(elsewhere) == before
+    assert remove_garbage(root) == []
+    assert files_below(elsewhere) == before
 
 
 def test_gc_takes_only_names_that_semix_gives(tmp_path):
@@ -94,13 +94,13 @@ def test_gc_takes_only_names_that_semix_gives(tmp_path):
     for name in foreign:
         Path(root.url, name).parent.mkdir(parents=True, exist_ok=True)
         Path(root.url, name).write_text("{}")
-    assert collect(root) == []
+    assert remove_garbage(root) == []
     assert all(Path(root.url, name).exists() for name in foreign)
 
 
 def test_nothing_is_read_written_or_deleted_through_a_link(tmp_path, elsewhere):
-    """Has a root whose folder is a link to another place read, written and emptied by name."""
-    store, before = Store(str(tmp_path / "root")), everything(elsewhere)
+    """Makes a folder of a root a link to another folder, and has it read, written and emptied."""
+    store, before = Store(str(tmp_path / "root")), files_below(elsewhere)
     store.put("plan.json", b"{}")
     Path(store.url, "shards").symlink_to(elsewhere)
     with store.staging("other") as partial:
@@ -119,7 +119,7 @@ def test_nothing_is_read_written_or_deleted_through_a_link(tmp_path, elsewhere):
             with pytest.raises(NotADirectoryError, match="not followed inside a root"):
                 attempt()
     assert store.list("") == ["plan.json"]
-    assert everything(elsewhere) == before
+    assert files_below(elsewhere) == before
     assert {path.read_text() for path in before} == {"precious"}
 
 
@@ -144,19 +144,19 @@ def test_a_root_may_be_a_link_and_hold_links_to_files(tmp_path):
     tar = Path(root.record(1).tar)
     Path(root.url, tar).rename(tmp_path / "kept.tar")
     Path(root.url, tar).symlink_to(tmp_path / "kept.tar")
-    for place in ("near", "far/root"):
-        linked = Root(str(tmp_path / place))
+    for path in ("near", "far/root"):
+        linked = Root(str(tmp_path / path))
         assert linked.store.list("") == root.store.list("")
         assert damage(linked, full=True) == []
         assert linked.store.size(str(tar)) == (tmp_path / "kept.tar").stat().st_size
-        assert collect(linked) == []
+        assert remove_garbage(linked) == []
         stray = f"{shard_stem(1)}-0123abcd.tar"
         linked.store.put(stray, b"x")
-        assert collect(linked) == [stray]
+        assert remove_garbage(linked) == [stray]
 
 
 def test_a_full_cache_makes_room_by_its_own_copies_alone(tmp_path):
-    """Has the cache put where other tars lie, and fills it until it must make room."""
+    """Has the cache put in a folder of other tars, and fills it until it must make room."""
     store, content = Store(str(tmp_path / "bucket")), 1000 * b"x"
     store.put("a.tar", content)
     foreign = [tmp_path / "cache" / name for name in ("imagenet-000.tar", ".notes.partial")]
@@ -171,7 +171,7 @@ def test_a_full_cache_makes_room_by_its_own_copies_alone(tmp_path):
 
 def test_a_repair_removes_nothing_behind_a_link(tmp_path, elsewhere):
     """Swaps the folder of a root's shards for a link, and has the damage repaired."""
-    root, before = whole_root(tmp_path / "root"), everything(elsewhere)
+    root, before = whole_root(tmp_path / "root"), files_below(elsewhere)
     tar = Path(root.url, root.record(1).tar)
     tar.write_bytes(b"cut")
     problems = damage(root)
@@ -181,8 +181,8 @@ def test_a_repair_removes_nothing_behind_a_link(tmp_path, elsewhere):
     (elsewhere / tar.name).write_text("precious")
     with pytest.raises(NotADirectoryError, match="not followed"):
         quarantine(root, problems)
-    assert everything(elsewhere) == before | {elsewhere / tar.name}
-    assert len(everything(tmp_path / "moved")) == 9
+    assert files_below(elsewhere) == before | {elsewhere / tar.name}
+    assert len(files_below(tmp_path / "moved")) == 9
 
 
 def test_training_reads_no_image_behind_a_link(tmp_path):
@@ -195,22 +195,22 @@ def test_training_reads_no_image_behind_a_link(tmp_path):
         MixedDataset(root.url)
 
 
-# Settings: what a config spends, and what an error says of it
+# Settings: memory that a config costs, and what errors reveal of it
 
 
-def refusal(text: str, tmp_path: Path, kind: type[Settings] = StudyConfig) -> str:
-    """The error of a config of this content."""
+def config_error(text: str, tmp_path: Path, kind: type[Settings] = StudyConfig) -> str:
+    """The message of the error that a config of this content raises."""
     (tmp_path / "given.yaml").write_text(text)
     with pytest.raises(InputError) as caught:
         load_settings(kind, tmp_path / "given.yaml")
     return str(caught.value)
 
 
-def bomb(depth: int, last: str = "") -> str:
-    """Lists of ten aliases each of the list before: ten to the power of `depth` texts."""
+def bomb(depth: int, last_line: str = "") -> str:
+    """YAML lists, each of ten aliases of the list before it: 10 ** depth texts when expanded."""
     lines = [f"a0: &a0 [{', '.join(10 * ['lol'])}]"]
     lines += [f"a{n}: &a{n} [{', '.join(10 * [f'*a{n - 1}'])}]" for n in range(1, depth)]
-    return "\n".join([*lines, last])
+    return "\n".join([*lines, last_line])
 
 
 @pytest.mark.parametrize(
@@ -226,19 +226,19 @@ def bomb(depth: int, last: str = "") -> str:
 )
 def test_a_config_of_few_bytes_and_very_many_aliases(tmp_path, text):
     """Writes a config whose aliases stand for gigabytes, which an error would then print."""
-    message = refusal(text, tmp_path)
+    message = config_error(text, tmp_path)
     assert "given.yaml: cannot be read as YAML: line " in message
     assert message.endswith("write the values out")
 
 
 def test_a_value_that_holds_itself(tmp_path):
     """Names a list by an alias inside it."""
-    assert "an alias stands inside what it names" in refusal("name: &a [*a]", tmp_path)
+    assert "an alias stands inside what it names" in config_error("name: &a [*a]", tmp_path)
 
 
 def test_a_config_nested_without_end(tmp_path):
     """Opens a hundred thousand brackets."""
-    assert "cannot be read as YAML: nested too deeply" in refusal(
+    assert "cannot be read as YAML: nested too deeply" in config_error(
         "name: " + 100_000 * "[", tmp_path
     )
 
@@ -286,7 +286,7 @@ SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
 )
 def test_a_file_of_credentials_that_is_taken_for_a_config(tmp_path, text, where):
     """Has a user name a file of credentials as config; errors go to terminals and logs."""
-    message = refusal(text, tmp_path)
+    message = config_error(text, tmp_path)
     assert where in message
     assert SECRET[:6] not in message
     assert all(": " in line for line in message.splitlines())
@@ -295,17 +295,17 @@ def test_a_file_of_credentials_that_is_taken_for_a_config(tmp_path, text, where)
 def test_an_error_prints_no_large_value(tmp_path):
     """Gives a megabyte where a number or a name belongs."""
     text = f"name: x\nbase: {{}}\nbaseline: a\ndatasets: {{}}\nmethods: {{}}\nseeds: {'x' * 10**6}"
-    message = refusal(text, tmp_path)
+    message = config_error(text, tmp_path)
     assert message.startswith("datasets: ") or message.startswith("seeds = 'xxx")
-    assert len(refusal(f"{'k' * 10**6}: 1", tmp_path)) < 2000
+    assert len(config_error(f"{'k' * 10**6}: 1", tmp_path)) < 2000
     assert len(message) < 2000
 
 
-# Pictures: what a file of few bytes makes a decoder spend
+# Pictures: memory and time that a file of few bytes costs a decoder
 
 
-def unreadable(content: bytes, tmp_path: Path, name: str = "a.png") -> str:
-    """The error of a folder of real pictures of which one is this."""
+def picture_error(content: bytes, tmp_path: Path, name: str = "a.png") -> str:
+    """The message of the error that loading a folder with this picture raises."""
     for split in ("train", "test"):
         for label in "xy":
             (tmp_path / split / label).mkdir(parents=True, exist_ok=True)
@@ -322,7 +322,7 @@ def unreadable(content: bytes, tmp_path: Path, name: str = "a.png") -> str:
 
 
 def large_png(side: int) -> bytes:
-    """A whole picture of one colour, a thousandth of its pixels' bytes."""
+    """A valid picture of one colour; the file is a thousandth of its pixels' bytes."""
     row, packer = bytes(1 + 3 * side), zlib.compressobj(9)
     pixels = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
     return png(side, side, chunk(b"IDAT", pixels))
@@ -330,10 +330,10 @@ def large_png(side: int) -> bytes:
 
 def large_jpeg(side: int, *, scans: int = 1) -> bytes:
     """A progressive JPEG whose header claims another size than it was saved with."""
-    content = saved(PICTURE, format="JPEG", progressive=True)
-    at, last = content.index(b"\xff\xc2") + 5, content.rindex(b"\xff\xda")
-    content = content[:at] + struct.pack(">HH", side, side) + content[at + 4 : -2]
-    return content + content[last:] * (scans - 1) + b"\xff\xd9"
+    content = encode(PICTURE, format="JPEG", progressive=True)
+    size_offset, last_scan = content.index(b"\xff\xc2") + 5, content.rindex(b"\xff\xda")
+    content = content[:size_offset] + struct.pack(">HH", side, side) + content[size_offset + 4 : -2]
+    return content + content[last_scan:] * (scans - 1) + b"\xff\xd9"
 
 
 CANVAS = (12_999).to_bytes(3, "little") * 2
@@ -353,86 +353,86 @@ AT_MOST = "at most 134217728 are decoded; save it smaller"
     ],
 )
 def test_a_real_picture_that_claims_gigabytes(tmp_path, name, content):
-    """Puts a file of few bytes among real pictures whose header claims 169 megapixels."""
+    """Puts a file of few bytes, whose header claims 169 megapixels, among real pictures."""
     assert len(content) < 1000
-    assert f"(13000 x 13000 pixels, {AT_MOST})" in unreadable(content, tmp_path, name)
+    assert f"(13000 x 13000 pixels, {AT_MOST})" in picture_error(content, tmp_path, name)
 
 
 def test_a_whole_png_of_half_a_megabyte_and_gigabytes_of_pixels(tmp_path):
     """Compresses 169 megapixels of one colour, or hides their header behind a small one."""
     content = large_png(13_000)
     assert len(content) < 600_000
-    assert f"(13000 x 13000 pixels, {AT_MOST})" in unreadable(content, tmp_path)
-    second = chunk(b"IHDR", struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0))
-    assert "(13000 x 13000 pixels, its first header" in unreadable(png(16, 16, second), tmp_path)
+    assert f"(13000 x 13000 pixels, {AT_MOST})" in picture_error(content, tmp_path)
+    larger = chunk(b"IHDR", struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0))
+    assert "(13000 x 13000 pixels, its first header" in picture_error(png(16, 16, larger), tmp_path)
 
 
 def test_a_real_jpeg_of_very_many_scans(tmp_path):
-    """Repeats a scan of a large JPEG: each is drawn over the whole picture."""
-    content = large_jpeg(9000, scans=50)
-    assert "59 scans over 9000 x 9000 pixels; save it as baseline" in unreadable(content, tmp_path)
+    """Repeats a scan of a large JPEG: every scan is decoded over the whole picture."""
+    jpeg = large_jpeg(9000, scans=50)
+    assert "59 scans over 9000 x 9000 pixels; save it as baseline" in picture_error(jpeg, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_a_real_picture_that_moves(tmp_path, kind):
     """Puts an animation of many frames among real pictures."""
-    content = saved(PICTURE, format=kind, save_all=True, append_images=[PICTURE.rotate(90)])
+    content = encode(PICTURE, format=kind, save_all=True, append_images=[PICTURE.rotate(90)])
     reason = "(it is animated or has several pages; save one of them)"
-    assert reason in unreadable(content, tmp_path)
+    assert reason in picture_error(content, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "JPEG"])
 def test_a_real_picture_that_is_cut_is_named_wherever_it_is_cut(tmp_path, kind):
     """Sends half a file."""
-    content = saved(PICTURE, format=kind)
+    content = encode(PICTURE, format=kind)
     for cut in (0, 2, 9, 14, 18, 23, 28, 40, len(content) // 2, len(content) - 40):
-        assert "cannot be read (" in unreadable(content[:cut], tmp_path)
+        assert "cannot be read (" in picture_error(content[:cut], tmp_path)
 
 
 def test_pictures_as_cameras_and_tools_write_them(tmp_path):
     """No attack: turned by EXIF, followed by more bytes, progressive, with a second picture."""
-    turned = Image.Exif()
-    turned[0x0112] = 6
+    rotation = Image.Exif()
+    rotation[0x0112] = 6
     trailer = b"\xff\xda" * 200 + b"motion photo"
     contents = [
-        *(saved(PICTURE.convert(mode), format="PNG") for mode in ("1", "L", "LA", "P", "RGBA")),
-        *(saved(PICTURE, format=kind, exif=turned) for kind in ("PNG", "JPEG", "WEBP")),
-        *(saved(PICTURE, format=kind) + trailer for kind in ("PNG", "JPEG", "WEBP")),
-        saved(PICTURE, format="JPEG", progressive=True),
-        saved(PICTURE.convert("CMYK"), format="JPEG"),
-        saved(PICTURE.convert("L"), format="JPEG", exif=turned),
-        saved(PICTURE, format="MPO", save_all=True, append_images=[PICTURE.rotate(9)]),
-        saved(PICTURE, format="WEBP", lossless=True),
-        saved(PICTURE.convert("RGBA"), format="WEBP"),
-        b"\xff\xd8\xff\xff" + saved(PICTURE, format="JPEG")[3:],
+        *(encode(PICTURE.convert(mode), format="PNG") for mode in ("1", "L", "LA", "P", "RGBA")),
+        *(encode(PICTURE, format=kind, exif=rotation) for kind in ("PNG", "JPEG", "WEBP")),
+        *(encode(PICTURE, format=kind) + trailer for kind in ("PNG", "JPEG", "WEBP")),
+        encode(PICTURE, format="JPEG", progressive=True),
+        encode(PICTURE.convert("CMYK"), format="JPEG"),
+        encode(PICTURE.convert("L"), format="JPEG", exif=rotation),
+        encode(PICTURE, format="MPO", save_all=True, append_images=[PICTURE.rotate(9)]),
+        encode(PICTURE, format="WEBP", lossless=True),
+        encode(PICTURE.convert("RGBA"), format="WEBP"),
+        b"\xff\xd8\xff\xff" + encode(PICTURE, format="JPEG")[3:],
     ]
     for content in contents:
         (tmp_path / "a").write_bytes(content)
         with Image.open(io.BytesIO(content)) as image:
             upright = ImageOps.exif_transpose(image).convert("RGB")
-        wanted = np.asarray(ImageOps.fit(upright, (8, 8), Image.Resampling.BICUBIC))
-        np.testing.assert_array_equal(load_square(tmp_path / "a", 8), wanted)
+        expected = np.asarray(ImageOps.fit(upright, (8, 8), Image.Resampling.BICUBIC))
+        np.testing.assert_array_equal(load_square(tmp_path / "a", 8), expected)
 
 
 def test_large_pictures_on_many_threads_wait_for_each_other(tmp_path, monkeypatch):
-    """Fills a folder with the largest pictures that are let through, for sixteen threads."""
-    at_work, most = [], []
+    """Fills a folder with the largest pictures that are allowed, for sixteen threads."""
+    decoding, numbers_decoding = [], []
 
     (tmp_path / "a.jpg").write_bytes(large_jpeg(9000))
-    opened = Image.open
+    original_open = Image.open
 
-    def watching(*args, **kwargs):
-        at_work.append(1)
-        most.append(len(at_work))
+    def counting_open(*args, **kwargs):
+        decoding.append(1)
+        numbers_decoding.append(len(decoding))
         time.sleep(0.05)
-        at_work.pop()
+        decoding.pop()
         raise OSError("seen")
 
-    monkeypatch.setattr(Image, "open", watching)
+    monkeypatch.setattr(Image, "open", counting_open)
     with ThreadPoolExecutor(16) as pool:
-        waiting = [pool.submit(load_square, tmp_path / "a.jpg", 8) for _ in range(16)]
-    assert {str(each.exception()) for each in waiting} == {"seen"}
-    assert max(most) <= 3  # of 81 megapixels each
-    monkeypatch.setattr(Image, "open", opened)
+        futures = [pool.submit(load_square, tmp_path / "a.jpg", 8) for _ in range(16)]
+    assert {str(future.exception()) for future in futures} == {"seen"}
+    assert max(numbers_decoding) <= 3  # of 81 megapixels each
+    monkeypatch.setattr(Image, "open", original_open)
     PICTURE.save(tmp_path / "a.png")
     assert load_square(tmp_path / "a.png", 8).shape == (8, 8, 3)

@@ -1,4 +1,4 @@
-"""docker/: what no engine needs to run to be seen."""
+"""docker/: what can be tested without a container engine."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.servers import program
-from tests.team import CHECKOUT, DOCKER, compose, made_secrets
+from tests.team import CHECKOUT, DOCKER, compose, random_secrets
 
 RECIPE = (DOCKER / "Dockerfile").read_text().replace("\\\n", "")
 COMPOSE = (DOCKER / "compose.yaml").read_text()
@@ -26,34 +26,34 @@ SECRET = re.compile(r"PASSWORD|SECRET|AUTH|ACCESS_KEY")
 
 
 def stages() -> dict[str, list[str]]:
-    """Lines of each stage by its name, with those of the stage that it starts from."""
-    found: dict[str, list[str]] = {}
+    """The lines of every stage by its name, after those of the stage that it starts from."""
+    lines_by_stage: dict[str, list[str]] = {}
     for line in RECIPE.splitlines():
-        if start := re.match(r"FROM (\S+) AS (\S+)", line):
-            lines = found[start[2]] = list(found.get(start[1], []))
-        elif found and not line.startswith("#"):
+        if match := re.match(r"FROM (\S+) AS (\S+)", line):
+            lines = lines_by_stage[match[2]] = list(lines_by_stage.get(match[1], []))
+        elif lines_by_stage and not line.startswith("#"):
             lines.append(line)
-    return found
+    return lines_by_stage
 
 
 def config(**environment: str) -> "subprocess.CompletedProcess[str]":
-    """Compose's own reading of the file."""
+    """`docker-compose config` on compose.yaml with these variables."""
     command = [program("docker-compose"), "--file", DOCKER / "compose.yaml", "config"]
-    given = {"PATH": os.environ["PATH"], "HOME": "/nowhere", **environment}
-    return subprocess.run(command, env=given, capture_output=True, text=True)
+    variables = {"PATH": os.environ["PATH"], "HOME": "/nowhere", **environment}
+    return subprocess.run(command, env=variables, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="hadolint comes for Linux")
 def test_hadolint_finds_nothing():
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    completed = subprocess.run([hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout
 
 
 def test_compose_takes_the_file():
-    done = config(**made_secrets(), COMPOSE_PROFILES="gpu")
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^  ([\w-]+):\n    build:", done.stdout, re.M) == [
+    completed = config(**random_secrets(), COMPOSE_PROFILES="gpu")
+    assert completed.returncode == 0, completed.stderr
+    assert re.findall(r"^  ([\w-]+):\n    build:", completed.stdout, re.M) == [
         "bucket",
         "server",
         "worker",
@@ -61,18 +61,18 @@ def test_compose_takes_the_file():
     ]
 
 
-@pytest.mark.parametrize("name", made_secrets())
+@pytest.mark.parametrize("name", random_secrets())
 def test_compose_refuses_to_start_without_a_secret(name):
-    done = config(**{**made_secrets(), name: ""})
-    assert done.returncode != 0
-    assert "Missing mandatory value" in done.stderr
-    assert "docker/example.env" in done.stderr
+    completed = config(**{**random_secrets(), name: ""})
+    assert completed.returncode != 0
+    assert "Missing mandatory value" in completed.stderr
+    assert "docker/example.env" in completed.stderr
 
 
 def test_no_secret_has_a_default_or_is_written_down():
     used = set(re.findall(r"\$\{(\w+)", COMPOSE))
     secrets = {name for name in used if SECRET.search(name)}
-    assert secrets == set(made_secrets())
+    assert secrets == set(random_secrets())
     for name in secrets:
         assert not re.search(rf"\${{{name}(?!:\?)", COMPOSE), name
     for service in SERVICES.values():
@@ -85,11 +85,11 @@ def test_no_secret_has_a_default_or_is_written_down():
 
 def test_the_example_names_every_variable():
     example = (DOCKER / "example.env").read_text()
-    named = set(re.findall(r"(?m)^#?(\w+)=", example)) - {"COMPOSE_PROJECT_NAME"}
-    assert named == set(re.findall(r"\$\{(\w+)", COMPOSE))
-    shown = dict(re.findall(r"(?m)^#(\w+)=(.*)$", example))
+    variables = set(re.findall(r"(?m)^#?(\w+)=", example)) - {"COMPOSE_PROJECT_NAME"}
+    assert variables == set(re.findall(r"\$\{(\w+)", COMPOSE))
+    shown_defaults = dict(re.findall(r"(?m)^#(\w+)=(.*)$", example))
     defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE))
-    assert shown == defaults
+    assert shown_defaults == defaults
 
 
 def test_ports_open_on_the_loopback_unless_told_otherwise():
@@ -130,7 +130,7 @@ def test_a_target_runs_unprivileged_with_init_and_a_health_check(target):
 WORKERS = ("worker", "worker-gpu")
 NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"])]
 NAMESPACE += ["--pid", "--fork", "--mount-proc", "--kill-child"]
-# Ends at once, as a Prefect worker does with its flows; the trainer is told by its lifeline.
+# The worker ends at once, as Prefect's does; its trainer notices that the lifeline is closed.
 WORKER = """
 import time
 from semix.flows import child
@@ -167,10 +167,10 @@ def test_a_workers_container_ends_after_the_last_checkpoint(tmp_path):
         assert process.poll() is None
         time.sleep(0.02)
     (shell,) = psutil.Process(process.pid).children()
-    for one in (shell, *shell.children()):  # their group, as `tini -g` does
-        one.terminate()
+    for member in (shell, *shell.children()):  # their process group, as `tini -g` does
+        member.terminate()
     assert process.wait(100) == 128 + signal.SIGTERM
-    assert (tmp_path / "checkpoint").read_text() == "1"  # and it was told once
+    assert (tmp_path / "checkpoint").read_text() == "1"  # it got one signal
 
 
 def test_a_workers_container_is_killed_only_after_a_trainers_grace():
@@ -181,14 +181,14 @@ def test_a_workers_container_is_killed_only_after_a_trainers_grace():
 
 
 def test_what_torch_compiles_lies_where_it_may_be_executed():
-    """Below a volume: a tmpfs is mounted noexec, and the rest is read-only."""
-    found = re.search(r"TORCHINDUCTOR_CACHE_DIR=(\S+)", RECIPE)
-    assert found
+    """Its folder is below a volume: a tmpfs is mounted noexec, and all else is read-only."""
+    match = re.search(r"TORCHINDUCTOR_CACHE_DIR=(\S+)", RECIPE)
+    assert match
     for name in WORKERS:
         service = SERVICES[name]
         volumes = [volume.split(":")[1] for volume in service["volumes"] if ":ro" not in volume]
-        assert any(Path(found[1]).is_relative_to(folder) for folder in volumes)
-        assert not any(Path(found[1]).is_relative_to(folder) for folder in service["tmpfs"])
+        assert any(Path(match[1]).is_relative_to(folder) for folder in volumes)
+        assert not any(Path(match[1]).is_relative_to(folder) for folder in service["tmpfs"])
 
 
 def test_everything_installed_is_hashed():
@@ -200,18 +200,18 @@ def test_everything_installed_is_hashed():
     uv = (DOCKER / "uv.txt").read_text()
     assert re.match(r"uv==\S+ ", uv) and "--hash=sha256:" in uv and "://" not in uv
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    wanted = set(re.findall(r"--extra (\S+)", RECIPE))
-    assert wanted == set(project["optional-dependencies"]) - {"dev"}
+    extras = set(re.findall(r"--extra (\S+)", RECIPE))
+    assert extras == set(project["optional-dependencies"]) - {"dev"}
 
 
 def test_what_is_copied_is_there_and_nothing_else_is_sent():
-    sources = set()
+    copied = set()
     for line in re.findall(r"(?m)^COPY (?!--from)(.+)$", RECIPE):
-        sources |= set(line.split()[:-1])
-    assert all((CHECKOUT / source).exists() for source in sources)
+        copied |= set(line.split()[:-1])
+    assert all((CHECKOUT / source).exists() for source in copied)
     ignored = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
-    assert {line[1:] for line in ignored if line.startswith("!")} == sources
+    assert {line[1:] for line in ignored if line.startswith("!")} == copied
 
 
 def test_every_service_is_watched_confined_and_bounded():
@@ -220,8 +220,8 @@ def test_every_service_is_watched_confined_and_bounded():
         assert service["security_opt"] == ["no-new-privileges:true"], name
         if name == "bucket":  # it ends
             continue
-        ours = "build" in service and "SEMIX_HEALTH" in service["environment"]
-        assert ours or service["healthcheck"]["test"], name
+        has_own_check = "build" in service and "SEMIX_HEALTH" in service["environment"]
+        assert has_own_check or service["healthcheck"]["test"], name
         assert service["restart"] == "unless-stopped", name
         assert service["deploy"]["resources"]["limits"]["memory"], name
         assert service["volumes"], name
@@ -232,8 +232,8 @@ def test_every_service_is_watched_confined_and_bounded():
 
 def test_volumes_are_named_and_gpus_are_asked_for_by_profile():
     mounted = [v for service in SERVICES.values() for v in service.get("volumes", [])]
-    named = {volume.split(":")[0] for volume in mounted if not volume.startswith("$")}
-    assert named == set(compose()["volumes"])
+    volumes = {volume.split(":")[0] for volume in mounted if not volume.startswith("$")}
+    assert volumes == set(compose()["volumes"])
     gpu = SERVICES["worker-gpu"]
     assert gpu["profiles"] == ["gpu"]
     assert gpu["build"]["target"] == "cuda"
@@ -246,20 +246,20 @@ def test_prefect_knows_every_setting():
     from prefect_redis.cleanup_queue import RedisWorkerCleanupQueueSettings
     from prefect_redis.client import RedisMessagingSettings
 
-    known = set(names_of(Settings))
-    known |= {
+    settings = set(names_of(Settings))
+    settings |= {
         f"PREFECT_REDIS_MESSAGING_{name.upper()}" for name in RedisMessagingSettings.model_fields
     }
     queue = RedisWorkerCleanupQueueSettings.model_fields
-    known |= {f"PREFECT_REDIS_WORKER_CLEANUP_QUEUE_{name.upper()}" for name in queue}
+    settings |= {f"PREFECT_REDIS_WORKER_CLEANUP_QUEUE_{name.upper()}" for name in queue}
     used = set(re.findall(r"\b(PREFECT_\w+)[:=]", COMPOSE)) - {"PREFECT_PORT"}
     used |= set(re.findall(r"\b(PREFECT_\w+)=", RECIPE + SERVER))
     assert len(used) > 10
-    assert used <= known
+    assert used <= settings
 
 
 def names_of(settings: Any) -> list[str]:
-    """Every environment variable of a settings class and of those within."""
+    """The environment variables of a settings class and of the settings classes inside it."""
     from prefect.settings.base import PrefectBaseSettings
 
     names = []
@@ -274,5 +274,5 @@ def names_of(settings: Any) -> list[str]:
 
 
 def test_the_health_check_is_a_command():
-    found = re.search(r"(?m)^HEALTHCHECK .*? CMD (\[.*\])$", RECIPE)
-    assert found and json.loads(found[1])[:2] == ["python", "-c"]
+    match = re.search(r"(?m)^HEALTHCHECK .*? CMD (\[.*\])$", RECIPE)
+    assert match and json.loads(match[1])[:2] == ["python", "-c"]

@@ -1,4 +1,4 @@
-"""The written pages: what they name exists, their figures are recorded, their examples run."""
+"""The documentation: what it names exists, its values are recorded, its examples run."""
 
 import inspect
 import json
@@ -55,7 +55,7 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in headings(target), f"{page.name}: {link}"
 
 
-# Without the changelog, which also names what is gone, and the tables that studies write.
+# Without the changelog, which also names what was removed, and the tables that studies write.
 CURRENT = [
     *(page for page in PAGES if page.name != "CHANGELOG.md" and not page.name.startswith("study")),
     *sorted((ROOT / "configs").rglob("*.yaml")),
@@ -70,13 +70,13 @@ BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 
 def spans(page: Path) -> list[str]:
-    """What stands in backticks, each on one line."""
+    """The texts in backticks, their line breaks replaced by spaces."""
     prose = BLOCK.sub("", page.read_text()).replace("\n# ", " ")
     return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
 
 
 def lines_of_code(page: Path) -> list[str]:
-    """Lines of code blocks and what stands in backticks; of a file that is no page, every line."""
+    """Lines of code blocks, and texts in backticks; every line of a file that is no page."""
     text = page.read_text()
     blocks = [block for _, block in BLOCK.findall(text)] if page.suffix == ".md" else [text]
     return [*(line for block in blocks for line in block.splitlines()), *spans(page)]
@@ -93,13 +93,13 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 @on_each_page
 def test_every_command_and_option_exists(page):
     lines = lines_of_code(page)
-    for name, rest in (call for line in lines for call in CALL.findall(line)):
-        assert set(FLAG.findall(rest)) <= OPTIONS.get(name, set()), f"semix {name}{rest}"
+    for name, arguments in (call for line in lines for call in CALL.findall(line)):
+        assert set(FLAG.findall(arguments)) <= OPTIONS.get(name, set()), f"semix {name}{arguments}"
         assert name in OPTIONS, f"semix {name}"
-    others = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
-    others += (block for _, block in BLOCK.findall(page.read_text()))  # with Prefect's and Slurm's
-    known = set(FLAG.findall("\n".join(others))).union(*OPTIONS.values())
-    assert {flag for span in spans(page) for flag in FLAG.findall(span) if span[0] == "-"} <= known
+    texts = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
+    texts += (block for _, block in BLOCK.findall(page.read_text()))  # with Prefect's and Slurm's
+    flags = set(FLAG.findall("\n".join(texts))).union(*OPTIONS.values())
+    assert {flag for span in spans(page) for flag in FLAG.findall(span) if span[0] == "-"} <= flags
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {line.split()[1] for line in lines if re.match("make [a-z]", line)} <= set(targets)
 
@@ -109,38 +109,38 @@ OF_A_STUDY = re.compile(r"^(base|(datasets|methods)\.[\w-]+\.overrides)\.")
 
 
 def is_setting(name: str, value: object = None) -> bool:
-    """Whether a config has a setting whose dotted name ends with this, and takes the value."""
+    """Whether a config has a setting whose dotted name ends with `name` and that takes `value`."""
     name = OF_A_STUDY.sub("", name)
     for row in SETTINGS:
-        key, kind = f".{row['key']}", row["type"]
-        if kind == "mapping" and f".{name}.".rpartition(f".{key.rpartition('.')[2]}.")[1]:
+        path, kind = f".{row['key']}", row["type"]
+        if kind == "mapping" and f".{name}.".rpartition(f".{path.rpartition('.')[2]}.")[1]:
             return True
         choices = re.findall(r"\w+", kind) if kind.startswith("one of ") else [value]
-        if key.endswith(f".{name}") and (not isinstance(value, str) or value in choices):
+        if path.endswith(f".{name}") and (not isinstance(value, str) or value in choices):
             return True
     return False
 
 
-def leaves(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Dotted names of settings with their values."""
     for key, value in values.items():
-        inner = isinstance(value, dict)
-        yield from leaves(value, f"{above}{key}.") if inner else [(f"{above}{key}", value)]
+        is_section = isinstance(value, dict)
+        yield from leaves(value, f"{prefix}{key}.") if is_section else [(f"{prefix}{key}", value)]
 
 
 @on_each_page
 def test_every_setting_exists(page):
     text, sections = page.read_text(), {row["key"].partition(".")[0] for row in SETTINGS}
-    last = {row["key"].rpartition(".")[2] for row in SETTINGS}
-    written = [yaml.safe_load(block) for kind, block in BLOCK.findall(text) if kind == "yaml"]
+    last_words = {row["key"].rpartition(".")[2] for row in SETTINGS}
+    yaml_blocks = [yaml.safe_load(block) for kind, block in BLOCK.findall(text) if kind == "yaml"]
     for span in spans(page):
         name, _, value = span.partition(": ")
         if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name):
             if name.partition(".")[0] in sections and not OF_A_FILE.search(name):
                 assert is_setting(name, value or None), span
-        elif value and name in last:
-            written.append(yaml.safe_load(span))
-    for name, value in (leaf for values in written for leaf in leaves(values)):
+        elif value and name in last_words:
+            yaml_blocks.append(yaml.safe_load(span))
+    for name, value in (leaf for values in yaml_blocks for leaf in leaves(values)):
         assert is_setting(name, value), f"{name}: {value}"
     for name in re.findall(r"--set '?([\w.-]+)=", text):
         assert name == "section.key" or is_setting(name), name
@@ -161,7 +161,7 @@ def test_every_file_exists(page):
 
 
 def in_row(page: Path, start: str) -> set[str]:
-    """Names in backticks in the second cell of a row; of `resnet8` to `resnet110` all between."""
+    """Names in backticks in a row's second cell, and all between `resnet8` to `resnet110`."""
     (cell,) = re.findall(rf"^\| {start}[^|]*\| (.*?) \|", page.read_text(), re.MULTILINE)
     cell = re.sub(r"\([^()]*\)", "", cell).partition(";")[0]
     names = set(re.findall(r"`(\w+)`", cell))
@@ -172,7 +172,7 @@ def in_row(page: Path, start: str) -> set[str]:
 
 
 HEADS = [get_args(kind.model_fields["method"].annotation) for kind in (MaCCalConfig, TSTConfig)]
-PARTS = {
+ROWS = {
     "`loss`": set(REAL_LOSSES),
     "`mixed.loss`": set(MIXED_LOSSES),
     "`method`": set(METHOD_CLASSES),
@@ -181,10 +181,10 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
-def test_a_table_of_parts_has_all_of_them(page, what):
-    assert in_row(ROOT / page, what) == PARTS[what]
+def test_a_table_of_parts_has_all_of_them(page, row):
+    assert in_row(ROOT / page, row) == ROWS[row]
 
 
 def test_the_table_of_families_has_all_of_them():
@@ -197,14 +197,12 @@ SAYS_UNDER = re.compile(r"\[?([\w./]+\.md)(?:\]\([^)]*\))? says under (\w+)")
 
 
 def test_what_a_page_is_said_to_have_under_a_heading_it_has():
-    sources = [*PAGES, *(ROOT / "pipeline").rglob("*.py"), *(ROOT / "calib").rglob("*.py")]
-    references = [
-        (file, *pair) for file in sources for pair in SAYS_UNDER.findall(file.read_text())
-    ]
+    files = [*PAGES, *(ROOT / "pipeline").rglob("*.py"), *(ROOT / "calib").rglob("*.py")]
+    references = [(file, *pair) for file in files for pair in SAYS_UNDER.findall(file.read_text())]
     assert len(references) > 2
     for file, name, title in references:
-        beside = file.parent / name if file.suffix == ".md" else ROOT / name
-        assert title.lower() in headings(beside), f"{file.name}: {name} has no {title}"
+        target = file.parent / name if file.suffix == ".md" else ROOT / name
+        assert title.lower() in headings(target), f"{file.name}: {name} has no {title}"
 
 
 PREFECT = re.compile(r"\bprefect (?:--no-prompt )?([a-z-]+ [a-z]+)\b")
@@ -257,15 +255,15 @@ CLAIMS = {
 
 @pytest.mark.parametrize("text", CLAIMS.values(), ids=CLAIMS)
 def test_every_figure_of_a_study_is_in_the_records_that_the_text_names(text):
-    known: set[str] = set()
+    recorded: set[str] = set()
     for folder in set(RECORD.findall(text)):
-        known |= set(NUMBER.findall((STUDIES / folder / "study.md").read_text()))
-        known |= set(NUMBER.findall((ROOT / "configs" / f"study-{folder}.yaml").read_text()))
+        recorded |= set(NUMBER.findall((STUDIES / folder / "study.md").read_text()))
+        recorded |= set(NUMBER.findall((ROOT / "configs" / f"study-{folder}.yaml").read_text()))
         assert (STUDIES / folder / "values.csv").is_file()
-    assert set(NUMBER.findall(text)) - known == set()
+    assert set(NUMBER.findall(text)) - recorded == set()
 
 
-SPEED = {  # a row of the README, the benchmark and its figure
+SPEED = {  # start of a row in the README: benchmark and its value
     "series in batches": ("C1", "ratio to one image a call"),
     "encoding and writing": ("C4", "ratio to PNG in the loop"),
     "relabelling 4,000 images": ("C3", "ratio to one at a time"),
@@ -281,22 +279,22 @@ def test_every_speed_in_the_readme_is_in_the_record_it_names():
     results = json.loads((ROOT / record).read_text())["results"]
     rows = re.findall(r"^\| (.+?) \| ([\d.]+)( %)?[^|]*\|$", text, re.MULTILINE)
     assert len(rows) == len(SPEED)
-    for row, figure, percent in rows:
-        ((name, bar),) = [source for start, source in SPEED.items() if row.startswith(start)]
+    for row, shown, percent in rows:
+        ((name, bar),) = [benchmark for start, benchmark in SPEED.items() if row.startswith(start)]
         value = results[name]["bars"][bar]["value"] * (100 if percent else 1)
-        digits = len(figure.partition(".")[2])
-        assert f"{value:.{digits}f}" == figure, row
+        digits = len(shown.partition(".")[2])
+        assert f"{value:.{digits}f}" == shown, row
 
 
-def figures_in(record: Any) -> Iterator[float]:
-    """Numbers in a record, but for long lists of single timings."""
+def values_in(record: Any) -> Iterator[float]:
+    """The numbers in a record, without long lists of single timings."""
     if isinstance(record, dict):
         record = list(record.values())
     elif isinstance(record, list) and len(record) > 4:
         return
     if isinstance(record, list):
-        for part in record:
-            yield from figures_in(part)
+        for item in record:
+            yield from values_in(item)
     elif isinstance(record, int | float):
         yield record
 
@@ -305,13 +303,13 @@ def test_every_figure_of_the_benchmarks_is_in_the_newest_record_of_one():
     newest: dict[str, Any] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("*-cpu*.json")):
         newest |= json.loads(path.read_text())["results"]
-    known = list(figures_in(newest))
+    recorded = list(values_in(newest))
     (text,) = sections(ROOT / "benchmarks" / "README.md", "Benchmarks").values()
     cells = re.findall(r"^\| .+? \| ([^|]*\d[^|]*) \|[^|]*\|$", text, re.MULTILINE)
     assert len(cells) > 30
     for number, percent in re.findall(r"([\d.]*\d)( %)?", " ".join(cells).replace("by 5 %", "")):
         digits, unit = len(number.partition(".")[2]), 100 if percent else 1
-        assert any(f"{value * unit:.{digits}f}" == number for value in known), number
+        assert any(f"{value * unit:.{digits}f}" == number for value in recorded), number
 
 
 def test_the_lines_that_redo_an_interval_give_that_of_the_table(monkeypatch):
@@ -336,7 +334,10 @@ RANGE = re.compile(r"(whole, )?(above )?(`?[\w.]+`?)(?: to (below )?(`?[\w.]+`?)
 
 
 def parameter_rows(what: str) -> list[list[str]]:
-    """Cells of each row of a table of parameters: part, parameter, default, range, ..., source."""
+    """Cells per row of the table of a loss's or method's parameters.
+
+    A row has name, parameter, default, range, ..., source.
+    """
     (text,) = sections(ROOT / "docs" / "training.md", "Parameters").values()
     (table,) = re.findall(rf"^\| {what} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     lines = [line.strip("|\n ").replace("`", "") for line in table.splitlines()]
@@ -345,30 +346,30 @@ def parameter_rows(what: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("what", BUILDERS)
 def test_every_parameter_of_a_part_has_its_default_and_its_source(what):
-    known, classes, _ = BUILDERS[what]
+    configured, classes, _ = BUILDERS[what]
     documented: dict[str, dict[str, str]] = {}
-    for part, name, default, *_, source in parameter_rows(what):
-        first = part not in documented
-        assert not first or source or part in ("ce", "plain"), part
-        documented.setdefault(part, {}).update({name: default} if name != "none" else {})
-    assert {part: list(names) for part, names in documented.items()} == {
-        part: list(names) for part, names in known.items()
+    for entry, name, default, *_, source in parameter_rows(what):
+        is_new = entry not in documented
+        assert not is_new or source or entry in ("ce", "plain"), entry
+        documented.setdefault(entry, {}).update({name: default} if name != "none" else {})
+    assert {entry: list(names) for entry, names in documented.items()} == {
+        entry: list(names) for entry, names in configured.items()
     }
-    for part, names in documented.items():
-        signature = inspect.signature(classes[part]).parameters
+    for entry, names in documented.items():
+        signature = inspect.signature(classes[entry]).parameters
         for name, default in names.items():
             if name != "num_samples":
                 assert yaml.safe_load(default.replace("none", "null")) == signature[name].default
 
 
 def inside_and_outside(text: str) -> tuple[list[object], list[object]]:
-    """Values that a range takes, among them its ends, and some that it does not."""
+    """Values that a range allows, among them its ends, and some that it does not."""
     if "," in text and not text.startswith("whole"):
         choices = [yaml.safe_load(word) for word in text.split(", ")]
         return choices, ["other"]
-    whole, above, low, below, high, way = RANGE.fullmatch(text).groups()
-    step = 1 if whole else 0.25
-    if way == "less":
+    integer, above, low, below, high, open_end = RANGE.fullmatch(text).groups()
+    step = 1 if integer else 0.25
+    if open_end == "less":
         return [float(low), float(low) - 1], [float(low) + step]
     low_end = {"gamma_min": -2.0}.get(low) if low == "gamma_min" else yaml.safe_load(low)
     inside, outside = [low_end + step], [low_end - step]
@@ -377,7 +378,7 @@ def inside_and_outside(text: str) -> tuple[list[object], list[object]]:
         high_end = {"gamma_max": 20.0}.get(high) if high == "gamma_max" else float(high)
         (outside if below else inside).append(high_end)
         outside.append(high_end + step)
-    return inside, outside + ([1.5] if whole else [])
+    return inside, outside + ([1.5] if integer else [])
 
 
 RANGES = [
@@ -391,16 +392,16 @@ RANGES = [
 @pytest.mark.parametrize(("what", "part", "name", "limits"), RANGES)
 def test_a_parameter_takes_the_documented_range_and_no_more(what, part, name, limits):
     build = BUILDERS[what][2]
-    beside: dict[str, float] = {"num_samples": 9} if (part, name) != ("crl", "num_samples") else {}
-    beside = beside if part == "crl" else {}
-    if name == "gamma_max":  # which the other two stay below
-        beside = {"gamma": 0.0, "switch": 0.0}
+    fixed: dict[str, float] = {"num_samples": 9} if (part, name) != ("crl", "num_samples") else {}
+    fixed = fixed if part == "crl" else {}
+    if name == "gamma_max":  # gamma and switch must stay below it
+        fixed = {"gamma": 0.0, "switch": 0.0}
     inside, outside = inside_and_outside(limits)
     for value in inside:
-        build(part, 3, **beside, **{name: value})
+        build(part, 3, **fixed, **{name: value})
     for value in outside:
         with pytest.raises(InputError, match=rf"^{what}\.{name} = "):
-            build(part, 3, **beside, **{name: value})
+            build(part, 3, **fixed, **{name: value})
 
 
 EXAMPLES = re.findall(

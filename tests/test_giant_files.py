@@ -1,6 +1,6 @@
-"""Files a thousand times larger than any of their kind, which cost an attacker nothing: sparse.
+"""Sparse files of a terabyte, which cost an attacker nothing.
 
-None is read into memory; each is named, with what of it would be read.
+None is read into memory; the error names the file and the most that is read of its kind.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ NAMED = r"1,099,511,627,776 bytes: at most [\d,]+ bytes of it are read; restore 
 
 
 def giant(path: Path | str) -> Path:
-    """In place of what is there; no block of it is on the disk."""
+    """Replace a file by one of SIZE bytes that takes no block of the disk."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with Path(path).open("wb") as file:
         file.truncate(SIZE)
@@ -44,14 +44,14 @@ def root(tmp_path) -> Root:
     return whole_root(tmp_path / "root")
 
 
-def put(root: Root, name: str) -> str:
+def put_giant(root: Root, name: str) -> str:
     giant(Path(root.url, name))
     return name
 
 
 @pytest.mark.parametrize("name", [PLAN, extension_name(1)])
 def test_a_plan_and_an_extension(root, name):
-    put(root, name)
+    put_giant(root, name)
     with pytest.raises(InputError, match=rf"{name} = {NAMED}"):
         Root(root.url)
     status, _, err = semix("status", root.url)
@@ -59,7 +59,7 @@ def test_a_plan_and_an_extension(root, name):
 
 
 def test_an_index_is_named_and_its_records_are_read_instead(root):
-    name = put(root, "index/0.json")
+    name = put_giant(root, "index/0.json")
     with pytest.raises(InputError, match=rf"{name} = {NAMED}"):
         PinnedRoot(root)
     assert Root(root.url).done() == [0, 1, 2]
@@ -67,11 +67,11 @@ def test_an_index_is_named_and_its_records_are_read_instead(root):
 
 
 def test_a_commit_record_counts_as_missing_and_can_be_discarded(root):
-    put(root, record_name(1))
-    fresh = Root(root.url)
-    assert fresh.missing() == [1] and fresh.record(1) is None
-    assert any("1099511627776 bytes" in p.text for p in damage(fresh))
-    fresh.discard(1, why="too large")
+    put_giant(root, record_name(1))
+    reopened = Root(root.url)
+    assert reopened.missing() == [1] and reopened.record(1) is None
+    assert any("1099511627776 bytes" in p.text for p in damage(reopened))
+    reopened.discard(1, why="too large")
     assert not Path(root.url, record_name(1)).exists()
 
 
@@ -80,24 +80,24 @@ def test_a_failure_stands_for_its_shard_with_what_is_wrong_with_it(root):
     root.record_failure(failure(1))
     (path,) = Path(root.url, "failed").rglob("*.json")
     giant(path)
-    ((shard, (told,)),) = Root(root.url).failures().items()
-    assert shard == 1 and path.name in told.message and "at most 1,048,576 bytes" in told.message
+    ((shard, (entry,)),) = Root(root.url).failures().items()
+    assert shard == 1 and path.name in entry.message and "at most 1,048,576 bytes" in entry.message
 
 
 def test_a_lease_of_nobody_holds_nothing_up(root):
-    put(root, lease_name(1))
+    put_giant(root, lease_name(1))
     assert living(root.store) == set()
     assert claim(root.store, 1)
 
 
 def test_an_audit(root):
-    name = put(root, "audit/0.json")
+    name = put_giant(root, "audit/0.json")
     with pytest.raises(ValueError, match=rf"{name}.*{NAMED}"):
         newest_flags(root, "index/0.json")
 
 
 def test_prototypes(root):
-    put(root, PROTOTYPES)
+    put_giant(root, PROTOTYPES)
     assert any(PROTOTYPES in p.text and "at most" in p.text for p in damage(root))
     with pytest.raises(TooLarge, match=rf"{PROTOTYPES} = {NAMED}"):
         _ = PinnedRoot(root).prototypes
@@ -105,7 +105,7 @@ def test_prototypes(root):
 
 def test_features(root):
     (entry, *_) = root.entries()
-    put(root, entry.features.name)
+    put_giant(root, entry.features.name)
     with pytest.raises(TooLarge, match=rf"{entry.features.name} = {NAMED}"):
         PinnedRoot(root).features(entry)
     assert [p.files for p in damage(Root(root.url), full=True)] == [(entry.features.name,)]
@@ -117,12 +117,12 @@ def test_a_label_set_and_its_labels(root):
         labels.commit(
             shard, images=entry.sha256, groups=[labels_of(group) for group in entry.group_numbers]
         )
-    put(root, labels.name(1))
-    again = LabelSet(Root(root.url), labels.digest)
-    assert again.missing() == [1]
+    put_giant(root, labels.name(1))
+    reopened = LabelSet(Root(root.url), labels.digest)
+    assert reopened.missing() == [1]
     with pytest.raises(ValueError, match=rf"{labels.name(1)}.*{NAMED}"):
-        again.labels(1)
-    put(root, f"labels/{labels.digest}/set.json")
+        reopened.labels(1)
+    put_giant(root, f"labels/{labels.digest}/set.json")
     with pytest.raises(ValueError, match=rf"set\.json.*{NAMED}"):
         LabelSet(Root(root.url), labels.digest)
     assert any("set.json" in p.text and "at most" in p.text for p in damage(Root(root.url)))

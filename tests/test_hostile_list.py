@@ -1,8 +1,8 @@
-"""The hostile list: what was put into files that semix is given, and that it is refused by name.
+"""The hostile list: malicious content of files that semix is given, and that it rejects by name.
 
-Each payload has a plain id, in groups: runs, plans, label sets, pictures, links; names are in
-test_hostile_names.py. For every one the command ends by itself, with an error that names the place
-and no word of a fault of the program, and a folder beside it stays as it was.
+Payloads have plain ids and come in five kinds: runs, plans, label sets, pictures, links; names are
+in test_hostile_names.py. Every command ends by itself, with an error that names the file and does
+not call it a fault of semix, and a neighbouring folder stays as it was.
 """
 
 import json
@@ -22,18 +22,18 @@ from semix.pipeline.standins import standins_digest, tiny_recipe, train_standins
 
 from tests.calib.measured import STUDY, make_run
 from tests.command import semix
-from tests.data.test_images import PICTURE, chunk, png, saved
+from tests.data.test_images import PICTURE, chunk, encode, png
 from tests.data.whole_roots import whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of, make_root
 
-pytestmark = pytest.mark.timeout(60)  # a payload that is waited for fails
+pytestmark = pytest.mark.timeout(60)  # a command that waits for a payload fails
 
 DEEP = b"[" * 200_000
 
 
 @pytest.fixture(autouse=True)
 def photos(tmp_path: Path):
-    """A folder of somebody's, beside what is attacked; it stays as it was."""
+    """A user's folder beside the attacked one; it must stay as it was."""
     folder = tmp_path / "photos"
     (folder / "2019").mkdir(parents=True)
     (folder / "000001").mkdir()
@@ -44,15 +44,15 @@ def photos(tmp_path: Path):
     assert {path: path.is_dir() or path.read_text() for path in folder.rglob("*")} == before
 
 
-def refused(*arguments: object) -> str:
-    """What the command says, which must be an error about the input."""
+def rejection(*arguments: object) -> str:
+    """Run a command that must end with an error about the input; returns its output."""
     status, out, err = semix(*map(str, arguments))
     assert status in (1, 2), f"it ended with {status}: {out}{err}"
     assert "not your input" not in err and "Traceback" not in err, err
     return f"{out}{err}"
 
 
-# Runs: evaluation.json and what else `semix report` reads of a run that somebody sent
+# Runs: the files that `semix report` reads of a run that somebody sent
 
 
 def change(run: Path, file: str, **values: object) -> None:
@@ -110,7 +110,7 @@ RUNS: dict[str, Callable[[Path], object]] = {
 def test_a_run_that_somebody_sent_is_refused_by_name(payload, tmp_path):
     run = make_run(tmp_path / "run", "CE", [{"accuracy": 0.9}])
     payload(run)
-    assert str(run) in refused("report", run, "--out", tmp_path / "page.html")
+    assert str(run) in rejection("report", run, "--out", tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 
@@ -150,28 +150,28 @@ def test_a_plan_with_a_hostile_value_is_refused_by_name(payload, tmp_path):
     root = make_root(tmp_path / "root", shards=1, groups=1)
     change(Path(root.url), "plan.json", **payload)
     for command in (["status"], ["export", "--to", tmp_path / "out"]):
-        assert f"{root.url}/plan.json" in refused(command[0], root.url, *command[1:])
+        assert f"{root.url}/plan.json" in rejection(command[0], root.url, *command[1:])
 
 
 @pytest.mark.parametrize("payload", PLAN_FILES.values(), ids=PLAN_FILES)
 def test_a_plan_that_is_none_is_refused_by_name(payload, tmp_path):
     root = make_root(tmp_path / "root", shards=1, groups=1)
     Path(root.url, "plan.json").write_bytes(payload)
-    assert f"{root.url}/plan.json" in refused("status", root.url)
+    assert f"{root.url}/plan.json" in rejection("status", root.url)
 
 
 def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path):
     root = make_root(tmp_path / "root", shards=1, groups=1)
     Path(root.url, "plan.json").unlink()
     os.mkfifo(Path(root.url, "plan.json"))
-    assert "no regular file" in refused("status", root.url)
+    assert "no regular file" in rejection("status", root.url)
 
 
 # Label sets
 
 
 def put_labels(root: Root, **changes: object) -> None:
-    """Labels of the one shard of a set, as committed, and then with these changes."""
+    """Commit the labels of the only shard, then change these fields of their file."""
     labels = label_set(root)
     labels.commit(0, images=root.record(0).sha256, groups=[labels_of(0)])
     change(Path(root.url), labels.name(0), **changes)
@@ -188,7 +188,7 @@ def one_series(**changes: object) -> dict[str, object]:
 
 
 def swap(root: Root, make: Callable[[Path], object]) -> None:
-    """Something else in place of the shard's labels."""
+    """Replace the file of the shard's labels by what `make` makes."""
     put_labels(root)
     path = Path(root.url, f"labels/{LABELS_DIGEST}/0000/0000000.json")
     path.unlink()
@@ -228,7 +228,7 @@ def test_a_label_set_that_somebody_sent_is_refused_by_name(payload, tmp_path):
     root = make_root(tmp_path / "root", shards=1, groups=1)
     payload(root)
     options = ["--to", tmp_path / "out", "--labels", LABELS_DIGEST[:12]]
-    assert LABELS_DIGEST[:12] in refused("export", root.url, *options)
+    assert LABELS_DIGEST[:12] in rejection("export", root.url, *options)
     assert not (tmp_path / "out").exists()
 
 
@@ -242,8 +242,8 @@ def text_bomb(kind: bytes) -> bytes:
 
 
 PIXELS = [chunk(b"IDAT", zlib.compress(bytes(8 * (1 + 3 * 8))))]
-PNG = saved(PICTURE, format="PNG")
-JPEG = saved(PICTURE, format="JPEG")
+PNG = encode(PICTURE, format="PNG")
+JPEG = encode(PICTURE, format="JPEG")
 CONTENTS: dict[str, bytes] = {
     "an empty file": b"",
     "a million spaces": b" " * 1_000_000,
@@ -279,7 +279,7 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture
 def pictures(tmp_path):
-    """A folder of two classes, and the place of one more picture."""
+    """The path of a picture to be added to a folder of two classes."""
     for name in "xy":
         (tmp_path / "pictures" / name).mkdir(parents=True)
         for number in range(4):
@@ -288,8 +288,8 @@ def pictures(tmp_path):
 
 
 def settings_of(picture: Path, **changes: object) -> RealDataConfig:
-    given = {"name": "imagefolder", "path": str(picture.parents[1]), "image_size": 16}
-    return RealDataConfig(**given | {"train_per_class": 2, "validation_per_class": 1} | changes)
+    settings = {"name": "imagefolder", "path": str(picture.parents[1]), "image_size": 16}
+    return RealDataConfig(**settings | {"train_per_class": 2, "validation_per_class": 1} | changes)
 
 
 @pytest.mark.parametrize(
@@ -322,10 +322,10 @@ def test_a_pipe_among_pictures_is_waited_for_by_no_command(command, pictures, tm
     os.mkfifo(pictures)
     config = tmp_path / "build.yaml"
     real = settings_of(pictures).model_dump(mode="json", exclude_defaults=True)
-    parts = {"generator": {"model": "x"}, "annotation": {"model": "x"}}
-    config.write_text(json.dumps({"real": real, "mixing": {"groups_per_pair": 1}, **parts}))
-    place = ["--out", tmp_path / "models"] if command == "standins" else []
-    assert "x/z.png is no regular file" in refused(command, config, *place)
+    models = {"generator": {"model": "x"}, "annotation": {"model": "x"}}
+    config.write_text(json.dumps({"real": real, "mixing": {"groups_per_pair": 1}, **models}))
+    options = ["--out", tmp_path / "models"] if command == "standins" else []
+    assert "x/z.png is no regular file" in rejection(command, config, *options)
 
 
 TARS: dict[str, Callable[[Path], object]] = {
@@ -347,15 +347,15 @@ def test_what_is_no_file_in_a_root_is_waited_for_by_no_command(make, file, tmp_p
     Path(root.url, name).unlink()
     make(Path(root.url, name))
     for command in (["verify"], ["audit", "--out", tmp_path / "audit"]):
-        assert name in refused(command[0], root.url, *command[1:])
+        assert name in rejection(command[0], root.url, *command[1:])
     if file == "tar":
-        assert name in refused("export", root.url, "--to", tmp_path / "out")
+        assert name in rejection("export", root.url, "--to", tmp_path / "out")
 
 
-# Links: that lead what a command writes or removes out of a run, a study or a quickstart
+# Links: they would make a command write or remove outside a run, a study or a quickstart
 
 
-FOLDERS = {  # by command, what a stranger may have put a link in place of, and to what
+FOLDERS = {  # by command: a path that a stranger replaced by a link, and the link's target
     "train": {
         "seed-0": "photos",
         "seed-0/checkpoint": "photos",
@@ -395,19 +395,19 @@ FOLDERS = {  # by command, what a stranger may have put a link in place of, and 
 }
 LINKS = {
     f"{command}: {name}": (command, name, target)
-    for command, places in FOLDERS.items()
-    for name, target in places.items()
+    for command, targets in FOLDERS.items()
+    for name, target in targets.items()
 }
 
 
 def run_in(folder: Path, command: str, tmp_path: Path) -> str:
-    """The refusal of a command that works in a folder."""
+    """The error of a command that works in `folder`."""
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(STUDY if command == "study" else STUDY["base"] | {"name": "x"}))
     if command == "evaluate":
-        return refused(command, folder, "--export", "calarena")
-    given = [] if command == "quickstart" else [config]
-    return refused(command, *given, "--out", folder)
+        return rejection(command, folder, "--export", "calarena")
+    configs = [] if command == "quickstart" else [config]
+    return rejection(command, *configs, "--out", folder)
 
 
 @pytest.mark.parametrize(("command", "name", "target"), LINKS.values(), ids=LINKS)

@@ -1,4 +1,4 @@
-"""The hostile list's names: of methods, classes and reasons, in what is printed and in tables."""
+"""The hostile list, part two: names of methods and classes, and reasons, in output and tables."""
 
 import csv
 import io
@@ -46,11 +46,11 @@ NAMES: dict[str, str] = {
 }
 
 
-def assert_harmless(shown: str) -> None:
-    steering = {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
-    assert not steering, shown
-    lines = [line for line in shown.splitlines() if line.startswith(("error: all", "12:00:00"))]
-    assert lines == [], shown
+def assert_harmless(text: str) -> None:
+    controls = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
+    assert not controls, text
+    forged = [line for line in text.splitlines() if line.startswith(("error: all", "12:00:00"))]
+    assert forged == [], text
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
@@ -62,9 +62,9 @@ def test_a_hostile_name_steers_no_terminal(name, tmp_path, capsys):
     print_line(f"{name} seed 0: done already")
     set_up_logging()
     logging.getLogger("semix.train").warning("%s: failed", name)
-    shown = capsys.readouterr()
-    assert_harmless(shown.out + shown.err)
-    assert "lost" not in name or shown.out.count("lost") >= 3  # it is shown, and does nothing
+    output = capsys.readouterr()
+    assert_harmless(output.out + output.err)
+    assert "lost" not in name or output.out.count("lost") >= 3  # it is shown, and does nothing
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
@@ -97,9 +97,9 @@ FORMULAS = {
 @pytest.mark.parametrize("text", FORMULAS.values(), ids=FORMULAS)
 def test_a_name_is_no_formula_of_a_spreadsheet(text):
     frame = DataFrame({"method": [text, "CE"], "ece": [-0.5, None], text: [1, -2]})
-    for form in (csv_text(frame), csv_text(frame.astype(object))):
-        header, first, second = csv.reader(io.StringIO(form, newline=""))
-        assert header[:2] == ["method", "ece"] and second == ["CE", "", "-2"]
-        assert first[1:] == ["-0.5", "1"]
-        for cell in (header[2], first[0]):
+    for text_of_table in (csv_text(frame), csv_text(frame.astype(object))):
+        header, first_row, second_row = csv.reader(io.StringIO(text_of_table, newline=""))
+        assert header[:2] == ["method", "ece"] and second_row == ["CE", "", "-2"]
+        assert first_row[1:] == ["-0.5", "1"]
+        for cell in (header[2], first_row[0]):
             assert cell[0] in "'\\" and cell.endswith(text[-3:])

@@ -1,4 +1,4 @@
-"""`import semix`: what it gives, what it costs, and that the lines of docs/python.md run."""
+"""`import semix`: its names, the modules that it loads; the code of docs/python.md runs."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def run(block: str, root: str) -> dict[str, Any]:
 
 @pytest.fixture
 def fresh_accelerate() -> Iterator[None]:
-    """What is asked of accelerate in this process before and by the page is forgotten."""
+    """Accelerate without state of earlier tests, and none left for later ones."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -43,7 +43,7 @@ def fresh_accelerate() -> Iterator[None]:
 
 @pytest.fixture
 def birds(tmp_path, monkeypatch, hasty_config) -> None:
-    """The files that the page names."""
+    """A working folder with the file that the page names."""
     monkeypatch.chdir(tmp_path)
     Path("birds.yaml").write_text(json.dumps(hasty_config.model_dump(mode="json")))
 
@@ -62,7 +62,7 @@ def test_the_pages_lines_run(block, birds, built, fresh_accelerate, capsys):
     if "loader" in names:
         assert sum(len(batch["image"]) for batch in names["loader"]) == 180
     if "loss" in names:
-        assert all(part.grad.abs().sum() > 0 for part in names["network"].parameters())
+        assert all(weight.grad.abs().sum() > 0 for weight in names["network"].parameters())
     if "scaled" in names:
         assert names["scaled"].ece < names["plain"].ece
 
@@ -70,10 +70,10 @@ def test_the_pages_lines_run(block, birds, built, fresh_accelerate, capsys):
 @pytest.mark.process
 def test_the_pages_commands_run(birds, tmp_path):
     (commands,) = COMMANDS
-    place = str(tmp_path / "mixed")
-    Path("csm.yaml").write_text(json.dumps(TRAINING | {"mixed": {"url": place}}))
-    names = run(commands, place)
-    assert not names["root"].missing() and names["root"].url == place
+    url = str(tmp_path / "mixed")
+    Path("csm.yaml").write_text(json.dumps(TRAINING | {"mixed": {"url": url}}))
+    names = run(commands, url)
+    assert not names["root"].missing() and names["root"].url == url
     assert names["labels"]["done"] == 8
     assert names["measured"]["rows"][0]["bins"] == 20
     assert "quick" in Path("report.html").read_text()
@@ -103,9 +103,9 @@ def test_no_package_imports_the_name_for_all():
 @pytest.mark.process
 def test_importing_it_loads_nothing():
     script = "import sys, semix; dir(semix); print(sorted(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    loaded = set(re.findall(r"'(.*?)'", found.stdout))
-    assert "semix" in loaded, found.stderr
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    loaded = set(re.findall(r"'(.*?)'", ended.stdout))
+    assert "semix" in loaded, ended.stderr
     heavy = {"torch", "prefect", "pydantic", "numpy", "rich", "typer"}
     assert not loaded & heavy
     assert {name for name in loaded if name.startswith("semix")} == {"semix"}

@@ -1,4 +1,4 @@
-"""What none of our code may do, looked for in its syntax trees."""
+"""Calls and imports that none of our code may have, looked for in its syntax trees."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("data", "pipeline", "calib", "flows")
 
-# Modules that execute what they read, or that open what they are told to.
+# Modules that execute code from what they read, or that run commands and open connections.
 MODULES = {
     *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", "joblib", "shelve"),
     *("marshal", "code", "codeop", "pty", "imp", "xmlrpc", "telnetlib", "lmdb"),
@@ -30,8 +30,8 @@ KEYWORDS = {  # keyword: the constant that it must not have
     **{"use_safetensors": False, "autoescape": False},
 }
 # Settings alone: tokenizers, configs, and a scheduler, whose class is looked up.
-NO_WEIGHTS = {"reader", "config_class", ""}
-# What only passes samples on; its own readers unpickle, and run commands that a URL names.
+NO_WEIGHTS = {"tokenizer_class", "config_class", ""}
+# Only functions that pass samples on: webdataset's readers unpickle, and run commands in URLs.
 WDS = "wds"
 WEBDATASET = {
     *("DataPipeline", "split_by_node", "split_by_worker", "shuffle"),
@@ -46,20 +46,20 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def dotted(node: ast.expr) -> str:
-    """`torch.load` as text; empty for what is no plain name."""
+    """A dotted name such as `torch.load` as text; empty for any other expression."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def unsafe(tree: ast.Module) -> list[str]:
-    """Line and reason of everything in a module that is not allowed."""
-    found = []
+    """Line and reason of every node in a module that is not allowed."""
+    violations = []
     for node in ast.walk(tree):
         reason = _unsafe(node)
         if reason:
-            found.append(f"{getattr(node, 'lineno', 0)}: {reason}")
-    return found
+            violations.append(f"{getattr(node, 'lineno', 0)}: {reason}")
+    return violations
 
 
 def _unsafe(node: ast.AST) -> str | None:
@@ -69,16 +69,16 @@ def _unsafe(node: ast.AST) -> str | None:
         names = {alias.name.partition(".")[0] for alias in node.names}
         return f"imports {names & MODULES}" if names & MODULES else None
     if isinstance(node, ast.ImportFrom):
-        parts = {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)}
+        modules = {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)}
         hidden = {f"{node.module}.{alias.name}" for alias in node.names} & CALLS
-        return f"imports {parts & MODULES | hidden}" if parts & MODULES or hidden else None
+        return f"imports {modules & MODULES | hidden}" if modules & MODULES or hidden else None
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return "a shell in a URL" if node.value.startswith("pipe:") else None
     return _unsafe_call(node) if isinstance(node, ast.Call) else None
 
 
 def _unsafe_of_webdataset(node: ast.AST) -> str | None:
-    """Imported under one name, or by its parts, so that each part shows."""
+    """Names of webdataset that are not allowed; it may be imported only as `wds`, or by names."""
     names = set[str]()
     if isinstance(node, ast.Import):
         names = {a.name for a in node.names if a.name.startswith("webdataset") and a.asname != WDS}
@@ -98,23 +98,23 @@ def _unsafe_call(call: ast.Call) -> str | None:
     weights = name.endswith(".from_pretrained") and name.split(".")[-2] not in NO_WEIGHTS
     if weights and not _is(keywords.get("use_safetensors"), True):
         return f"{name} without use_safetensors=True"
-    wrong = [keyword for keyword, value in keywords.items() if _is_wrong(keyword, value)]
-    return f"{name}({', '.join(wrong)}=...)" if wrong else None
+    forbidden = [keyword for keyword, value in keywords.items() if _is_forbidden(keyword, value)]
+    return f"{name}({', '.join(forbidden)}=...)" if forbidden else None
 
 
-def _is_wrong(keyword: str, node: ast.expr) -> bool:
+def _is_forbidden(keyword: str, node: ast.expr) -> bool:
     if keyword == "custom_pipeline":
         return True
     return keyword in KEYWORDS and _is(node, KEYWORDS[keyword])
 
 
-def _is(node: ast.expr | None, wanted: object) -> bool:
-    return isinstance(node, ast.Constant) and node.value == wanted
+def _is(node: ast.expr | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value == value
 
 
 def test_nothing_of_ours_executes_what_it_reads():
-    found = [f"{path}:{line}" for path, tree in sources() for line in unsafe(tree)]
-    assert found == []
+    violations = [f"{path}:{line}" for path, tree in sources() for line in unsafe(tree)]
+    assert violations == []
 
 
 @pytest.mark.parametrize(
@@ -169,26 +169,26 @@ def test_the_check_lets_the_safe_way_pass():
 
 
 def test_folders_are_removed_in_one_place():
-    """`semix.data.files.remove_tree`, which says what of links."""
-    found = [
+    """`semix.data.files.remove_tree` does, and says how it treats links."""
+    files = [
         path
         for path, tree in sources()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in ("rmtree", "removedirs")
     ]
-    assert found == ["data/files.py"]
+    assert files == ["data/files.py"]
 
 
 def test_all_that_is_printed_passes_one_door():
-    """`data.printable`, and `flows.terminal` for people: text of files steers no terminal."""
+    """`data.printable`, or `flows.terminal` for people, so that no text steers a terminal."""
     names = {"print", "traceback.print_exc", "sys.stdout.write", "sys.stderr.write"}
-    found = {
+    files = {
         path
         for path, tree in sources()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and (dotted(node.func) in names or _prints(node))
     }
-    assert found == {"data/printable.py", "flows/terminal.py"}
+    assert files == {"data/printable.py", "flows/terminal.py"}
 
 
 def _prints(call: ast.Call) -> bool:
@@ -196,11 +196,11 @@ def _prints(call: ast.Call) -> bool:
 
 
 def test_settings_hold_no_secret():
-    """Whatever a config holds is in plan.json, in logs and in reports."""
+    """Settings are copied into plan.json, logs and reports."""
     words = ("password", "secret", "token", "credential", "api_key", "access_key")
     for path, tree in sources():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any(dotted(b) == "Settings" for b in node.bases):
                 fields = [n.target.id for n in node.body if isinstance(n, ast.AnnAssign)]  # type: ignore[union-attr]
-                named = [f for f in fields if any(word in f.lower() for word in words)]
-                assert named == [], f"{path}: {node.name}"
+                secret_fields = [f for f in fields if any(word in f.lower() for word in words)]
+                assert secret_fields == [], f"{path}: {node.name}"

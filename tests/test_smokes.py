@@ -1,6 +1,6 @@
-"""One real run a command: real processes, a real Prefect server, small enough for `make test`.
+"""One real run per command: real processes, a real Prefect server, small enough for `make test`.
 
-That of `train`, stopped and resumed, is in tests/calib/test_train.py.
+The run of `train`, stopped and resumed, is in tests/calib/test_train.py.
 """
 
 import json
@@ -10,7 +10,7 @@ from semix.data.label_sets import LabelSet
 from semix.flows.study import study
 
 from tests.command import semix
-from tests.integration.test_kill import survive, written
+from tests.integration.test_kill import survive, write_config
 
 pytestmark = pytest.mark.smoke
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.smoke
 def test_a_build_that_was_killed_ends_as_an_unbroken_one(
     hasty_config, built, tmp_path, prefect_api
 ):
-    survive(1, written(hasty_config, tmp_path), built, prefect_api, longest_s=0.2)
+    survive(1, write_config(hasty_config, tmp_path), built, prefect_api, longest_s=0.2)
 
 
 def test_images_are_labelled_anew_by_another_clip(root, other_clip, prefect_api):
@@ -48,9 +48,9 @@ def test_a_small_study_ends_in_its_table(prefect_api, tmp_path):
     config, out = tmp_path / "study.yaml", tmp_path / "out"
     config.write_text(json.dumps(settings))
     study(config, out)
-    (measured,) = json.loads((out / "digits/ce/evaluation.json").read_text())["rows"]
+    (seed_row,) = json.loads((out / "digits/ce/evaluation.json").read_text())["rows"]
     (row,) = json.loads((out / "study.json").read_text())["test"]["digits"]["rows"]
-    shown = {key: row["summary"][key]["mean"] for key in measured["plain"] if key in row["summary"]}
-    assert {"accuracy", "ece", "nll", "brier"} <= shown.keys()
-    assert shown == {key: measured["plain"][key] for key in shown}
+    means = {key: row["summary"][key]["mean"] for key in seed_row["plain"] if key in row["summary"]}
+    assert {"accuracy", "ece", "nll", "brier"} <= means.keys()
+    assert means == {key: seed_row["plain"][key] for key in means}
     assert "CE" in (out / "study.md").read_text()

@@ -27,7 +27,7 @@ HEAVY = [
 ]
 
 
-# What each package may import of ours; only flows knows the orchestrator.
+# Our packages that each package may import; only flows knows the orchestrator.
 ARROWS = {
     "data": {"data"},
     "pipeline": {"pipeline", "data"},
@@ -37,7 +37,7 @@ ARROWS = {
 
 
 def imported(path: Path) -> set[str]:
-    """Names of the modules that a file imports, late imports and those for types among them."""
+    """Names of the modules that a file imports, with late imports and those for types."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -52,10 +52,10 @@ def test_imports_go_down_only():
     for package, allowed in ARROWS.items():
         for path in sorted((ROOT / package).rglob("*.py")):
             for module in imported(path):
-                first, _, rest = module.partition(".")
-                target = rest.partition(".")[0] if first == "semix" else first.split("_")[0]
-                ours = first == "semix" or target == "prefect"
-                assert not ours or target in allowed, f"{path.relative_to(ROOT)}: {module}"
+                top, _, below_top = module.partition(".")
+                target = below_top.partition(".")[0] if top == "semix" else top.split("_")[0]
+                is_checked = top == "semix" or target == "prefect"
+                assert not is_checked or target in allowed, f"{path.relative_to(ROOT)}: {module}"
 
 
 def test_every_folder_with_code_is_a_package_of_the_distribution():
@@ -76,11 +76,13 @@ def test_modules_of_public_names_are_typed_throughout():
 def test_every_hint_installs_this_distribution():
     """PyPI's `semix` is another package."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == DISTRIBUTION
-    other = re.compile(r"(?:pip|uv|pipx) (?:install|add)\b[^\n]*[\s'\"]semix(?=[\[\s'\"`]|$)", re.M)
-    places = [path for name in (*PACKAGES, "docs", "docker") for path in (ROOT / name).rglob("*.*")]
-    for path in (*places, *ROOT.glob("*.md"), ROOT / "docker" / "Dockerfile"):
+    foreign = re.compile(
+        r"(?:pip|uv|pipx) (?:install|add)\b[^\n]*[\s'\"]semix(?=[\[\s'\"`]|$)", re.M
+    )
+    files = [path for name in (*PACKAGES, "docs", "docker") for path in (ROOT / name).rglob("*.*")]
+    for path in (*files, *ROOT.glob("*.md"), ROOT / "docker" / "Dockerfile"):
         if path.suffix in {".py", ".md", ".yaml", ".env", ""}:
-            assert not other.search(path.read_text()), path
+            assert not foreign.search(path.read_text()), path
 
 
 def test_every_module_says_in_one_line_what_it_is_for():
@@ -96,8 +98,8 @@ def test_every_module_says_in_one_line_what_it_is_for():
 @pytest.mark.process
 def test_the_command_line_starts_without_heavy_imports():
     script = f"import sys, semix.flows.cli; print([m for m in {HEAVY} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert found.stdout.strip() == "[]", found.stderr
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert completed.stdout.strip() == "[]", completed.stderr
 
 
 MISTAKES = {
@@ -128,18 +130,18 @@ MISTAKES = {
 
 @pytest.mark.process
 def test_a_mistake_is_named_before_torch_or_prefect_is_imported(tmp_path):
-    """In a process of its own, for here both are imported; each is waited for by a person."""
+    """Commands run in a new process, since this one has imported both."""
     ce = {"name": "CE", "real": {"name": "digits"}, "model": {"name": "lenet"}}
     base = {key: ce[key] for key in ("real", "model")}
     methods = {"ce": {}, "soft": {"overrides": {"loss": {"name": "soft"}}}}
     study = {"name": "S", "base": base, "datasets": {"digits": {}}, "methods": methods}
-    places = {name: tmp_path / name for name in ("ce", "study", "run", "begun", "empty")}
-    places["ce"].write_text(json.dumps(ce))
-    places["study"].write_text(json.dumps(study | {"baseline": "ce"}))
-    places["begun"].mkdir()
-    places["empty"].mkdir()
-    (places["begun"] / "config.json").write_text(json.dumps(ce))
-    commands = [command.format(**places).split(" ") for command in MISTAKES]
+    paths = {name: tmp_path / name for name in ("ce", "study", "run", "begun", "empty")}
+    paths["ce"].write_text(json.dumps(ce))
+    paths["study"].write_text(json.dumps(study | {"baseline": "ce"}))
+    paths["begun"].mkdir()
+    paths["empty"].mkdir()
+    (paths["begun"] / "config.json").write_text(json.dumps(ce))
+    commands = [command.format(**paths).split(" ") for command in MISTAKES]
     script = f"""
 import json, os, sys
 from tests.command import semix
@@ -150,12 +152,12 @@ for command in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
     command = [sys.executable, "-c", script, json.dumps(commands)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    found = json.loads(ended.stdout)
-    for text, (status, said, imported) in zip(MISTAKES.values(), found, strict=True):
-        assert said.startswith(f"error: {text.format(**places)}")
-        assert (status, imported, said.count("\n")) == (2, [], 1), said
-    assert not places["run"].exists()
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    results = json.loads(completed.stdout)
+    for text, (status, err, imported) in zip(MISTAKES.values(), results, strict=True):
+        assert err.startswith(f"error: {text.format(**paths)}")
+        assert (status, imported, err.count("\n")) == (2, [], 1), err
+    assert not paths["run"].exists()
 
 
 def test_the_lock_pins_every_package_by_hash_and_names_no_host():
@@ -168,7 +170,7 @@ def test_the_lock_pins_every_package_by_hash_and_names_no_host():
 
 @pytest.mark.process
 def test_the_tests_choose_their_threads_before_torch_is_there():
-    """A fork of a process whose OpenMP has threads waits for them for ever."""
+    """A forked process hangs if its parent's OpenMP already had threads."""
     script = "import sys, tests.conftest; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert found.stdout.strip() == "False", found.stderr
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stdout.strip() == "False", ended.stderr

@@ -1,4 +1,4 @@
-"""Small trainings that real processes run, long enough to be stopped in an epoch."""
+"""Small trainings in real processes, long enough to be stopped within an epoch."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SETTINGS = {
     "model": {"name": "resnet8", "width": 2},
     "loss": {"name": "fedlas_ls"},
     "epochs": 4,
-    "batch_size": 2,  # 100 steps an epoch
+    "batch_size": 2,  # 100 steps per epoch
     "augment": {"shift": 1},
     "evaluation": {"bootstrap": 50},
 }
@@ -32,7 +32,7 @@ def write_config(path: Path, **changes: object) -> Path:
 
 
 def claimed(run: Path, **changes: object) -> Path:
-    """A run folder with these settings; its config.json."""
+    """Create a run folder with these settings; returns its config.json."""
     return claim_run(load_settings(TrainConfig, {**SETTINGS, **changes}), run)
 
 
@@ -64,16 +64,16 @@ def checkpoint_of(run: Path) -> Checkpoint | None:
 
 
 def processes_on(run: Path) -> list[psutil.Process]:
-    """Launchers and trainers of a run, wherever they are."""
-    found = []
+    """Launchers and trainers of a run, whichever process started them."""
+    processes = []
     for process in psutil.process_iter(["cmdline", "status"]):
         command = process.info["cmdline"] or []
-        ours = str(run / "config.json") in command and process.pid != os.getpid()
-        if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
+        is_on_run = str(run / "config.json") in command and process.pid != os.getpid()
+        if is_on_run and process.info["status"] != psutil.STATUS_ZOMBIE:
+            processes.append(process)
+    return processes
 
 
 def trainer_of(run: Path) -> psutil.Process:
-    """The one that trains: the youngest."""
+    """The process that trains, which is the youngest of the run's."""
     return max(processes_on(run), key=lambda process: process.create_time())

@@ -1,4 +1,4 @@
-"""Audit one index: figures, checks and flags, from one pass over its shards."""
+"""Audit one index: metrics, checks and flags, from one pass over its shards."""
 
 import json
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from typing import Any, TypedDict
 from semix.data.formats import SeriesFlags
 from semix.data.pinned import PinnedRoot
 from semix.pipeline.audit.findings import (
-    ClassFigures,
+    ClassMetrics,
     Findings,
     Overall,
-    PairFigures,
-    class_figures,
-    figures,
+    PairMetrics,
+    class_metrics,
     find,
-    pair_figures,
+    overall_metrics,
+    pair_metrics,
 )
 from semix.pipeline.audit.limits import Check, checks
 from semix.pipeline.audit.read import AuditFacts, Judge, read_facts
@@ -27,8 +27,9 @@ class AuditFile(TypedDict):
     """The content of audit.json; `schema` is its version.
 
     Attributes:
-        unreadable: fault of each shard that cannot be read; left_out: series that a build left out.
-        duplicates: each series flagged so, and the earlier one that it resembles.
+        unreadable: fault of each shard that cannot be read, by its number.
+        left_out: series that a build could not store.
+        duplicates: each duplicate series, and the earlier series that it resembles.
         flags: group numbers, by flag.
     """
 
@@ -46,18 +47,18 @@ class AuditFile(TypedDict):
     left_out: list[dict[str, Any]]
     checks: list[dict[str, Any]]
     overall: Overall
-    classes: list[ClassFigures]
-    pairs: PairFigures
+    classes: list[ClassMetrics]
+    pairs: PairMetrics
     duplicates: list[dict[str, int | bool]]
     flags: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The results of an audit, with its source.
+    """The results of an audit, with the index that was audited.
 
     Attributes:
-        judge: a sentence on the judge of the end points; None without a judge.
+        judge: describes the classifier that judged end points (unmixed images); None without one.
     """
 
     source: PinnedRoot
@@ -78,7 +79,7 @@ def audit(
 ) -> Audit:
     """Read an index once and audit it.
 
-    Shards that cannot be read are named in `facts.unreadable`; the figures are of the others.
+    Shards that cannot be read are named in `facts.unreadable`, and the metrics leave them out.
 
     Args:
         judge: classifies unmixed images; `judge_name` describes it.
@@ -88,15 +89,15 @@ def audit(
     """
     facts = read_facts(source, judge=judge, heartbeat=heartbeat)
     findings = find(facts.series)
-    overall = figures(facts, findings)
-    classes = class_figures(facts, findings, source.class_names)
+    overall = overall_metrics(facts, findings)
+    classes = class_metrics(facts, findings, source.class_names)
     left_out = [series for shard in source.shards for series in shard.left_out]
-    rows = checks(overall, classes, unreadable=facts.unreadable, left_out=left_out)
+    results = checks(overall, classes, unreadable=facts.unreadable, left_out=left_out)
     flags = SeriesFlags(
         index=source.index,
         digest=source.digest,
         labels=source.label_set.digest if source.label_set else None,
-        flags={str(flag): rows for flag, rows in findings.groups(facts.series).items()},
+        flags={str(flag): groups for flag, groups in findings.groups(facts.series).items()},
     )
     values: AuditFile = {
         "schema": SCHEMA,
@@ -111,18 +112,18 @@ def audit(
         "image_size": list(facts.size),
         "unreadable": facts.unreadable,
         "left_out": [series.model_dump() for series in left_out],
-        "checks": [asdict(row) for row in rows],
+        "checks": [asdict(check) for check in results],
         "overall": overall,
         "classes": classes,
-        "pairs": pair_figures(facts.series, findings),
-        "duplicates": _pairs_alike(facts, findings),
+        "pairs": pair_metrics(facts.series, findings),
+        "duplicates": _duplicate_pairs(facts, findings),
         "flags": flags.flags,
     }
-    return Audit(source, facts, findings, rows, flags, judge_name, values)
+    return Audit(source, facts, findings, results, flags, judge_name, values)
 
 
 def as_json(values: AuditFile) -> bytes:
-    """Write JSON, one line per section, because 1,000 classes have half a million pairs."""
+    """Encode as JSON, one line per section, because 1,000 classes have half a million pairs."""
     lines = (
         f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
         for key, value in values.items()
@@ -130,9 +131,9 @@ def as_json(values: AuditFile) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _pairs_alike(facts: AuditFacts, findings: Findings) -> list[dict[str, int | bool]]:
-    groups, alike = facts.series.group, findings.duplicates
+def _duplicate_pairs(facts: AuditFacts, findings: Findings) -> list[dict[str, int | bool]]:
+    groups, duplicates = facts.series.group, findings.duplicates
     return [
-        {"group": int(groups[row]), "like": int(groups[of]), "same_pixels": bool(same)}
-        for row, of, same in zip(alike.rows, alike.of, alike.same, strict=True)
+        {"group": int(groups[row]), "like": int(groups[earlier]), "same_pixels": bool(same)}
+        for row, earlier, same in zip(duplicates.rows, duplicates.of, duplicates.same, strict=True)
     ]

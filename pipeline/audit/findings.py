@@ -1,4 +1,4 @@
-"""Derive flags of series, and figures of the whole, of classes and of pairs, from audited facts."""
+"""Derive flags of series, and metrics of the dataset, its classes and pairs, from audited facts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Findings:
-    """Results for each of G series.
+    """Flags and correlations of G series.
 
     Attributes:
-        correlation: float64 [G, k], Spearman, of each class's conditioning weight and CLIP weight;
-            equal for both classes of a pair.
-        flags: bool [G] for each flag.
-        duplicates: which series resembles which.
+        correlation: float64 [G, k], Spearman correlation of the conditioning weight and the CLIP
+            weight of each class; equal for both classes of a pair.
+        flags: bool [G] per flag.
+        duplicates: pairs of similar series.
     """
 
     correlation: Tensor
@@ -46,19 +46,19 @@ class Findings:
 
 
 def find(series: SeriesFacts) -> Findings:
-    """Compute all flags."""
+    """Compute the correlations, flags and duplicates of all series."""
     pictures = series.pictures
     usable = pictures.faults == 0
     duplicates = find_duplicates(pictures.hashes, pictures.coarse, pictures.exact, usable=usable)
     correlation = class_correlations(series)
-    doubled = np.zeros(len(series.group), dtype=bool)
-    doubled[duplicates.rows] = True
+    is_duplicate = np.zeros(len(series.group), dtype=bool)
+    is_duplicate[duplicates.rows] = True
     flags: dict[Flag, np.ndarray] = {
         "backwards": (correlation.mean(1) < 0).numpy(),
-        "not_monotone": _falling(series),
+        "not_monotone": _is_not_monotone(series),
         "end_points": (series.intended != series.nearest).any(1),
-        "duplicate": doubled,
-        # Flat neighbours are equal because they are degenerate, which is another flag.
+        "duplicate": is_duplicate,
+        # Not between flat images: these are flagged as degenerate.
         "still": ((pictures.steps < UNCHANGED) & usable[:, 1:] & usable[:, :-1]).any(1),
         "degenerate": (~usable).any(1),
     }
@@ -78,8 +78,8 @@ def class_correlations(series: SeriesFacts) -> Tensor:
     return torch.stack([spearman(mixture[..., j], weights[..., j]) for j in range(classes)], 1)
 
 
-def _falling(series: SeriesFacts) -> np.ndarray:
-    """Series of pairs whose weight falls somewhere; points of a simplex have no order."""
+def _is_not_monotone(series: SeriesFacts) -> np.ndarray:
+    """Whether the weight falls, bool [G]; False for a simplex, whose points have no order."""
     if series.classes.shape[1] > 2:
         return np.zeros(len(series.group), dtype=bool)
     falling: np.ndarray = falls(
@@ -108,7 +108,7 @@ class Correlation(TypedDict):
     histogram: Histogram
 
 
-class CurveFigures(TypedDict):
+class CurveValues(TypedDict):
     """The fields of `semix.data.quality.WeightCurve`."""
 
     alphas: list[float]
@@ -117,7 +117,7 @@ class CurveFigures(TypedDict):
     quantiles: list[list[float]]
 
 
-class EndPointFigures(TypedDict):
+class EndPointMetrics(TypedDict):
     """How often unmixed images are assigned to their class, by three classifiers."""
 
     nearest_prototype: EndPointAgreement | None
@@ -125,13 +125,13 @@ class EndPointFigures(TypedDict):
     judge: EndPointAgreement | None
 
 
-class LabelFigures(TypedDict):
+class LabelMetrics(TypedDict):
     first_class: Histogram
     entropy_mean: float
     entropy_most: float
 
 
-class DuplicateFigures(TypedDict):
+class DuplicateMetrics(TypedDict):
     series: int
     same_pixels: int
     share: float
@@ -148,21 +148,21 @@ class ScoreSummary(TypedDict):
 
 
 class Overall(TypedDict):
-    """Figures of all series; None where one does not apply."""
+    """Metrics over all series; None where one does not apply."""
 
     correlation: Correlation
-    weight_curve: CurveFigures | None
-    end_points: EndPointFigures
-    labels: LabelFigures
-    duplicates: DuplicateFigures
+    weight_curve: CurveValues | None
+    end_points: EndPointMetrics
+    labels: LabelMetrics
+    duplicates: DuplicateMetrics
     still: dict[str, float]  # `share`
-    degenerate: dict[str, int]  # `images`, and of each kind
+    degenerate: dict[str, int]  # `images`, and the count of each fault
     disagreement: ScoreSummary | None
     stability: ScoreSummary | None
 
 
-class ClassFigures(TypedDict):
-    """One class: `share` of all label mass, and mean `correlation` over its series."""
+class ClassMetrics(TypedDict):
+    """One class; `share` is its fraction of all label mass, `correlation` the mean over series."""
 
     name: str
     series: int
@@ -174,7 +174,7 @@ class ClassFigures(TypedDict):
     end_points_agreed: int
 
 
-class PairFigures(TypedDict):
+class PairMetrics(TypedDict):
     """One list per column, one entry per set of classes that has series.
 
     `labels` is the histogram of the first class's probability in LABEL_BINS equal bins.
@@ -192,13 +192,13 @@ class PairFigures(TypedDict):
     entropy: list[float]
 
 
-def figures(facts: AuditFacts, findings: Findings) -> Overall:
-    """Figures over all series, as plain values."""
+def overall_metrics(facts: AuditFacts, findings: Findings) -> Overall:
+    """Compute the metrics over all series, as plain values."""
     series = facts.series
     return {
         "correlation": _correlation(series, findings),
         "weight_curve": _curve(series),
-        "end_points": end_point_figures(series),
+        "end_points": end_point_metrics(series),
         "labels": {
             "first_class": histogram(series.label, 0, 1),
             "entropy_mean": float(series.entropy.mean()),
@@ -217,17 +217,17 @@ def figures(facts: AuditFacts, findings: Findings) -> Overall:
                 for bit, name in enumerate(FAULTS)
             },
         },
-        "disagreement": _spread(series.disagreement),
-        "stability": _spread(series.stability),
+        "disagreement": _score_summary(series.disagreement),
+        "stability": _score_summary(series.stability),
     }
 
 
-def end_point_figures(series: SeriesFacts) -> EndPointFigures:
-    ends = series.intended >= 0
+def end_point_metrics(series: SeriesFacts) -> EndPointMetrics:
+    is_end_point = series.intended >= 0
     return {
-        "nearest_prototype": _agreement(series.intended, series.nearest, ends),
-        "nearest_of_series": _agreement(series.intended, series.of_series, ends),
-        "judge": _agreement(series.intended, series.judged, ends & (series.judged >= 0)),
+        "nearest_prototype": _agreement(series.intended, series.nearest, is_end_point),
+        "nearest_of_series": _agreement(series.intended, series.of_series, is_end_point),
+        "judge": _agreement(series.intended, series.judged, is_end_point & (series.judged >= 0)),
     }
 
 
@@ -254,7 +254,7 @@ def _correlation(series: SeriesFacts, findings: Findings) -> Correlation:
     return result
 
 
-def _curve(series: SeriesFacts) -> CurveFigures | None:
+def _curve(series: SeriesFacts) -> CurveValues | None:
     if series.classes.shape[1] > 2:
         return None
     curve = weight_curve(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
@@ -267,14 +267,15 @@ def _curve(series: SeriesFacts) -> CurveFigures | None:
 
 
 def _agreement(
-    intended: np.ndarray, assigned: np.ndarray, where: np.ndarray
+    intended: np.ndarray, assigned: np.ndarray, mask: np.ndarray
 ) -> EndPointAgreement | None:
-    if not where.any():
+    """Agreement of the assigned and intended classes where `mask` is true; None if nowhere."""
+    if not mask.any():
         return None
-    return endpoint_agreement(torch.from_numpy(assigned[where]), torch.from_numpy(intended[where]))
+    return endpoint_agreement(torch.from_numpy(assigned[mask]), torch.from_numpy(intended[mask]))
 
 
-def _spread(values: np.ndarray) -> ScoreSummary | None:
+def _score_summary(values: np.ndarray) -> ScoreSummary | None:
     """Mean, median and extremes of the finite values; None if there are none."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
@@ -291,79 +292,83 @@ def _spread(values: np.ndarray) -> ScoreSummary | None:
 LABEL_BINS = 10
 
 
-def class_figures(
+def class_metrics(
     facts: AuditFacts, findings: Findings, names: Sequence[str]
-) -> list[ClassFigures]:
+) -> list[ClassMetrics]:
     """Images, label mass, correlation and end points of each class."""
     series, count = facts.series, len(names)
-    of_series = np.bincount(series.classes.ravel(), minlength=count)
+    num_series = np.bincount(series.classes.ravel(), minlength=count)
     rho = findings.correlation.numpy()
     sums = np.bincount(series.classes.ravel(), weights=rho.ravel(), minlength=count)
-    ends = series.intended >= 0
-    intended = np.bincount(series.intended[ends], minlength=count)
-    right = ends & (series.intended == series.nearest)
-    agreed = np.bincount(series.intended[right], minlength=count)
+    is_end_point = series.intended >= 0
+    end_points = np.bincount(series.intended[is_end_point], minlength=count)
+    is_right = is_end_point & (series.intended == series.nearest)
+    num_right = np.bincount(series.intended[is_right], minlength=count)
     return [
         {
             "name": name,
-            "series": int(of_series[k]),
-            "images": int(of_series[k]) * series.alphas.shape[1],
+            "series": int(num_series[k]),
+            "images": int(num_series[k]) * series.alphas.shape[1],
             "mass": float(facts.mass[k]),
             "share": float(facts.mass[k] / facts.mass.sum()),
-            "correlation": float(sums[k] / of_series[k]) if of_series[k] else None,
-            "end_points": int(intended[k]),
-            "end_points_agreed": int(agreed[k]),
+            "correlation": float(sums[k] / num_series[k]) if num_series[k] else None,
+            "end_points": int(end_points[k]),
+            "end_points_agreed": int(num_right[k]),
         }
         for k, name in enumerate(names)
     ]
 
 
-def pair_figures(series: SeriesFacts, findings: Findings) -> PairFigures:
+def pair_metrics(series: SeriesFacts, findings: Findings) -> PairMetrics:
+    """Compute the metrics of each set of classes (P sets) that has series."""
     classes, inverse = np.unique(series.classes, axis=0, return_inverse=True)
     count, inverse = len(classes), inverse.reshape(-1)
-    number = np.bincount(inverse, minlength=count)
+    num_series = np.bincount(inverse, minlength=count)
     rho = findings.rho.numpy()
 
     def mean(values: np.ndarray) -> list[float]:
-        return (np.bincount(inverse, weights=values, minlength=count) / number).tolist()
+        return (np.bincount(inverse, weights=values, minlength=count) / num_series).tolist()
 
-    ends = series.intended >= 0
-    agreed = (ends & (series.intended == series.nearest)).sum(1)
-    judged = ends & (series.judged >= 0)
-    right = (judged & (series.intended == series.judged)).sum(1)
-    pairs: PairFigures = {
+    is_end_point = series.intended >= 0
+    agreed = (is_end_point & (series.intended == series.nearest)).sum(1)
+    is_judged = is_end_point & (series.judged >= 0)
+    agreed_judge = (is_judged & (series.intended == series.judged)).sum(1)
+    pairs: PairMetrics = {
         "classes": classes.tolist(),
-        "series": number.tolist(),
-        "correlation_median": _medians(rho, inverse, number).tolist(),
+        "series": num_series.tolist(),
+        "correlation_median": _medians(rho, inverse, num_series).tolist(),
         "correlation_mean": mean(rho),
         "negative": mean(rho < 0),
         "not_monotone": mean(findings.flags["not_monotone"]),
-        "end_points_nearest": _shares(agreed, ends.sum(1), inverse),
-        "end_points_judge": _shares(right, judged.sum(1), inverse),
+        "end_points_nearest": _ratios(agreed, is_end_point.sum(1), inverse),
+        "end_points_judge": _ratios(agreed_judge, is_judged.sum(1), inverse),
         "labels": _histograms(series.label, inverse, count).tolist(),
         "entropy": mean(series.entropy.mean(1)),
     }
-    if not judged.any():
+    if not is_judged.any():
         del pairs["end_points_judge"]
     return pairs
 
 
-def _medians(values: np.ndarray, inverse: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Median of the values of each set, float64 [P]; none of them is empty."""
+def _medians(values: np.ndarray, inverse: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Median of the values of each set of classes, float64 [P]; no set is empty.
+
+    `inverse` is the set of each series, `counts` the number of series of each set.
+    """
     ordered = values[np.lexsort((values, inverse))]
-    start = number.cumsum() - number
-    middle: np.ndarray = ordered[start + (number - 1) // 2] + ordered[start + number // 2]
+    start = counts.cumsum() - counts
+    middle: np.ndarray = ordered[start + (counts - 1) // 2] + ordered[start + counts // 2]
     return middle / 2
 
 
-def _shares(hits: np.ndarray, of: np.ndarray, inverse: np.ndarray) -> list[float | None]:
-    """Share of hits in each set; None for an empty set."""
-    summed = (np.bincount(inverse, weights=part).tolist() for part in (hits, of))
-    return [hit / total if total else None for hit, total in zip(*summed, strict=True)]
+def _ratios(hits: np.ndarray, totals: np.ndarray, inverse: np.ndarray) -> list[float | None]:
+    """Sum of hits over sum of totals per set of classes; None where the total is 0."""
+    sums = (np.bincount(inverse, weights=counts).tolist() for counts in (hits, totals))
+    return [hit / total if total else None for hit, total in zip(*sums, strict=True)]
 
 
 def _histograms(label: np.ndarray, inverse: np.ndarray, count: int) -> np.ndarray:
-    """Counts of labels [G, A] in each set and bin, int64 [P, LABEL_BINS]."""
+    """Counts of labels [G, A] per set of classes and bin, int64 [P, LABEL_BINS]."""
     bins = (label * LABEL_BINS).astype(np.int64).clip(0, LABEL_BINS - 1)
     cells = inverse[:, None] * LABEL_BINS + bins
     return np.bincount(cells.ravel(), minlength=count * LABEL_BINS).reshape(count, LABEL_BINS)

@@ -1,4 +1,4 @@
-"""Check the figures of an audit against limits, which are rules of thumb, with advice."""
+"""Check the metrics of an audit against limits, which are rules of thumb, with advice."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from semix.data.contact_sheet import HARD
 from semix.data.formats import LeftOut
 from semix.pipeline.audit.findings import (
-    ClassFigures,
+    ClassMetrics,
     Correlation,
-    EndPointFigures,
-    LabelFigures,
+    EndPointMetrics,
+    LabelMetrics,
     Overall,
 )
 
-CORRELATION = 0.9  # median; eight weights with one neighbouring swap have 0.98, with five 0.88
-NEGATIVE = 0.01  # share of series
+CORRELATION = 0.9  # median; eight weights with one swap of neighbours have 0.98, with five 0.88
+NEGATIVE = 0.01  # fraction of series
 NOT_MONOTONE = 0.5
 END_POINTS = 0.9
 END_POINTS_OF_SERIES = 0.95  # between two classes only, so errors should be rarer
 STILL = 0.01
 IMBALANCE = 1.5  # largest label mass of a class over the smallest
-UNDECIDED = 0.95  # mean label entropy, as a share of that of equal labels; HARD is the least
+UNDECIDED = 0.95  # maximum mean label entropy, over that of equal labels; HARD is the minimum
 DISAGREEMENT = 0.2  # mean difference of the weights of two encoders
 STABILITY = 0.0  # median cosine; about 0 for a noise that inversion does not recover
 
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table; `advice` says what to do where `ok` is false."""
+    """One row of the table: `figure` is the value as text, `advice` what to do if `ok` is false."""
 
     name: str
     figure: str
@@ -38,7 +38,7 @@ class Check:
 
 def checks(
     overall: Overall,
-    classes: Sequence[ClassFigures],
+    classes: Sequence[ClassMetrics],
     *,
     unreadable: Mapping[int, str],
     left_out: Sequence[LeftOut],
@@ -70,8 +70,8 @@ def checks(
     return rows
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
 
 
 def _readable(unreadable: Mapping[int, str]) -> list[Check]:
@@ -107,41 +107,42 @@ def _correlation(correlation: Correlation) -> list[Check]:
             "leave them out with mixed.exclude.min_correlation=0",
         ),
     ]
-    share = correlation["not_monotone"]
-    if share is None:
+    not_monotone = correlation["not_monotone"]
+    if not_monotone is None:
         return rows
     advice = "select noise (noise.strategy), or set mixed.exclude.monotone=true"
-    return [*rows, Check("weight falls somewhere", percent(share), share <= NOT_MONOTONE, advice)]
+    ok = not_monotone <= NOT_MONOTONE
+    return [*rows, Check("weight falls somewhere", percent(not_monotone), ok, advice)]
 
 
-def _end_points(figures: EndPointFigures) -> list[Check]:
+def _end_points(metrics: EndPointMetrics) -> list[Check]:
     rows = [
-        ("end points nearest to their class", figures["nearest_prototype"], END_POINTS),
-        ("end points within their series", figures["nearest_of_series"], END_POINTS_OF_SERIES),
-        ("end points by the judge", figures["judge"], END_POINTS),
+        ("end points nearest to their class", metrics["nearest_prototype"], END_POINTS),
+        ("end points within their series", metrics["nearest_of_series"], END_POINTS_OF_SERIES),
+        ("end points by the judge", metrics["judge"], END_POINTS),
     ]
     advice = "try another prompt or guidance, or set mixed.exclude.end_points=true"
     return [
         Check(
             name,
             f"{percent(agreement['share'])} of {agreement['images']:,}",
-            agreement["share"] >= least,
+            agreement["share"] >= minimum,
             advice,
         )
-        for name, agreement, least in rows
+        for name, agreement, minimum in rows
         if agreement
     ]
 
 
 def _pictures(overall: Overall) -> list[Check]:
-    doubled, still = overall["duplicates"], overall["still"]["share"]
+    duplicates, still = overall["duplicates"], overall["still"]["share"]
     faults = overall["degenerate"]
     kinds = [f"{name.replace('_', ' ')} {count:,}" for name, count in faults.items() if count]
     return [
         Check(
             "series like an earlier one",
-            f"{doubled['series']:,}, {doubled['same_pixels']:,} with the same pixels",
-            not doubled["series"],
+            f"{duplicates['series']:,}, {duplicates['same_pixels']:,} with the same pixels",
+            not duplicates["series"],
             "look at them; mixed.exclude.flagged=[duplicate] leaves them out",
         ),
         Check(
@@ -159,18 +160,22 @@ def _pictures(overall: Overall) -> list[Check]:
     ]
 
 
-def _balance(classes: Sequence[ClassFigures]) -> Check:
-    masses = [one["mass"] for one in classes]
-    least, most = min(masses), max(masses)
-    ratio = most / least if least > 0 else math.inf
-    absent = sum(1 for mass in masses if mass <= 0)
-    text = f"{absent} classes have none" if absent else f"largest is {ratio:.2f} x the smallest"
+def _balance(classes: Sequence[ClassMetrics]) -> Check:
+    masses = [row["mass"] for row in classes]
+    smallest, largest = min(masses), max(masses)
+    ratio = largest / smallest if smallest > 0 else math.inf
+    num_absent = sum(1 for mass in masses if mass <= 0)
+    text = (
+        f"{num_absent} classes have none"
+        if num_absent
+        else f"largest is {ratio:.2f} x the smallest"
+    )
     advice = "mix all pairs, or train with mixed.class_matched=true"
     return Check("label mass of classes", text, ratio <= IMBALANCE, advice)
 
 
-def _entropy(labels: LabelFigures) -> Check:
-    share = labels["entropy_mean"] / labels["entropy_most"]
+def _entropy(labels: LabelMetrics) -> Check:
+    ratio = labels["entropy_mean"] / labels["entropy_most"]
     advice = "change the sharpening with `semix relabel --set annotation.scale=S`"
-    text = f"{share:.2f} of equal labels'"
-    return Check("mean entropy of labels", text, HARD <= share <= UNDECIDED, advice)
+    text = f"{ratio:.2f} of equal labels'"
+    return Check("mean entropy of labels", text, HARD <= ratio <= UNDECIDED, advice)

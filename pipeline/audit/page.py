@@ -13,15 +13,15 @@ from semix.data.pages import SeriesFigure, fixed, page_environment, series_figur
 from semix.data.tar import GroupSample
 from semix.pipeline.audit import Audit
 from semix.pipeline.audit.findings import (
-    ClassFigures,
-    CurveFigures,
+    ClassMetrics,
+    CurveValues,
     Histogram,
-    PairFigures,
+    PairMetrics,
     histogram,
 )
 from semix.pipeline.audit.limits import percent
 
-ROWS = 20  # best and worst pairs or classes shown, each
+ROWS = 20  # rows in the tables of the best, the worst, and of classes
 
 
 def write_page(path: Path, audit: Audit, *, title: str) -> None:
@@ -51,8 +51,8 @@ def write_page(path: Path, audit: Audit, *, title: str) -> None:
     write_atomically(path, text.encode())
 
 
-def pair_rows(pairs: PairFigures, names: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per pair, the worst first: by mean correlation, then by end points."""
+def pair_rows(pairs: PairMetrics, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per set of classes, the worst first: by mean correlation, then by end points."""
     judge = pairs.get("end_points_judge") or [None] * len(pairs["series"])
     columns: dict[str, Any] = {**pairs, "end_points_judge": judge}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -60,25 +60,26 @@ def pair_rows(pairs: PairFigures, names: Sequence[str]) -> list[dict[str, Any]]:
         row["name"] = " \N{EN DASH} ".join(names[k] for k in row["classes"])
         row["bars"] = [100 * count / max(row["labels"]) for count in row["labels"]]
 
-    def badness(row: Mapping[str, Any]) -> tuple[float, float]:
-        share = row["end_points_nearest"]
-        return row["correlation_mean"], 1.0 if share is None else share
+    def merit(row: Mapping[str, Any]) -> tuple[float, float]:
+        agreement = row["end_points_nearest"]
+        return row["correlation_mean"], 1.0 if agreement is None else agreement
 
-    return sorted(rows, key=badness)
+    return sorted(rows, key=merit)
 
 
-class ClassRow(ClassFigures):
+class ClassRow(ClassMetrics):
     agreed: float | None
 
 
-def class_rows(classes: Sequence[ClassFigures]) -> list[ClassRow]:
-    """Each class with its share of agreeing end points, the worst first."""
+def class_rows(classes: Sequence[ClassMetrics]) -> list[ClassRow]:
+    """One row per class, with the fraction of its end points that agree; the worst first if there
+    are too many to show all."""
     rows: list[ClassRow] = [
         {
-            **one,
-            "agreed": one["end_points_agreed"] / one["end_points"] if one["end_points"] else None,
+            **row,
+            "agreed": row["end_points_agreed"] / row["end_points"] if row["end_points"] else None,
         }
-        for one in classes
+        for row in classes
     ]
     if len(rows) <= 2 * ROWS:
         return rows
@@ -102,10 +103,10 @@ class Section:
 
 
 def gallery(audit: Audit) -> list[Section]:
-    """The non-empty sections, with pictures; reads their shards again."""
+    """The non-empty sections, with the images of their series, which are read again."""
     sections = _section_rows(audit)
-    shown = sorted({row for _, _, rows in sections for row in rows})
-    samples = _read(audit, shown)
+    selected_rows = sorted({row for _, _, rows in sections for row in rows})
+    samples = _read_samples(audit, selected_rows)
     return [
         Section(title, note, [_figure(audit, row, samples[row]) for row in rows])
         for title, note, rows in sections
@@ -114,11 +115,11 @@ def gallery(audit: Audit) -> list[Section]:
 
 
 def _section_rows(audit: Audit) -> list[tuple[str, str, list[int]]]:
-    """Title, note and rows of each section."""
+    """Title, note and series (as rows of the facts) of each section."""
     series, findings = audit.facts.series, audit.findings
     rho = findings.rho.numpy()
-    gap = np.abs(series.coordinates - series.mixture).mean((1, 2))  # breaks ties of rho
-    order = np.lexsort((gap, -rho)).tolist()
+    error = np.abs(series.coordinates - series.mixture).mean((1, 2))  # breaks ties of rho
+    order = np.lexsort((error, -rho)).tolist()
     sections = [
         ("Worst series", "The weight follows alpha least.", order[: -SERIES - 1 : -1]),
         (
@@ -127,10 +128,10 @@ def _section_rows(audit: Audit) -> list[tuple[str, str, list[int]]]:
             order[:SERIES],
         ),
     ]
-    differing = np.nan_to_num(series.disagreement, nan=-1).max(1)
-    if (differing >= 0).any():
-        most = np.argsort(-differing, kind="stable")[:SERIES].tolist()
-        sections.append(("Encoders disagree", "The two CLIP models differ most.", most))
+    disagreement = np.nan_to_num(series.disagreement, nan=-1).max(1)  # -1: one encoder only
+    if (disagreement >= 0).any():
+        rows = np.argsort(-disagreement, kind="stable")[:SERIES].tolist()
+        sections.append(("Encoders disagree", "The two CLIP models differ most.", rows))
     for flag, (title, note) in TITLES.items():
         rows = np.flatnonzero(findings.flags[flag])[:SERIES].tolist()
         sections.append((title, note, _with_partners(audit, rows) if flag == "duplicate" else rows))
@@ -138,14 +139,14 @@ def _section_rows(audit: Audit) -> list[tuple[str, str, list[int]]]:
 
 
 def _with_partners(audit: Audit, rows: Iterable[int]) -> list[int]:
-    """Each duplicate behind the series that it resembles."""
-    alike = audit.findings.duplicates
-    partner = dict(zip(alike.rows.tolist(), alike.of.tolist(), strict=True))
-    both = [row for pair in ((partner[row], row) for row in rows) for row in pair]
-    return list(dict.fromkeys(both))[:SERIES]
+    """The series that each duplicate resembles, followed by the duplicate; SERIES at most."""
+    duplicates = audit.findings.duplicates
+    partner = dict(zip(duplicates.rows.tolist(), duplicates.of.tolist(), strict=True))
+    pairs = ((partner[row], row) for row in rows)
+    return list(dict.fromkeys(row for pair in pairs for row in pair))[:SERIES]
 
 
-def _read(audit: Audit, rows: Iterable[int]) -> dict[int, GroupSample]:
+def _read_samples(audit: Audit, rows: Iterable[int]) -> dict[int, GroupSample]:
     series, source = audit.facts.series, audit.source
     samples: dict[int, GroupSample] = {}
     by_shard = {shard.shard: shard for shard in source.shards}
@@ -160,9 +161,9 @@ def _read(audit: Audit, rows: Iterable[int]) -> dict[int, GroupSample]:
 
 def _figure(audit: Audit, row: int, sample: GroupSample) -> SeriesFigure:
     notes = [f"\N{GREEK SMALL LETTER RHO} {fixed(float(audit.findings.rho[row]))}"]
-    differing = float(np.nan_to_num(audit.facts.series.disagreement[row], nan=-1).max())
-    if differing >= 0:
-        notes.append(f"encoders differ by {differing:.2f}")
+    disagreement = float(np.nan_to_num(audit.facts.series.disagreement[row], nan=-1).max())
+    if disagreement >= 0:
+        notes.append(f"encoders differ by {disagreement:.2f}")
     images = [decode_image(content) for content in sample.images]
     return series_figure(sample.record, images, note=", ".join(notes))
 
@@ -197,21 +198,21 @@ class Curve:
     y_ticks: list[tuple[float, str]]
 
 
-def bars(figure: Histogram) -> list[Bar]:
-    """The bars of a histogram, scaled by the highest."""
-    edges, counts = figure["edges"], figure["counts"]
-    most = max(max(counts), 1)
+def bars(bins: Histogram) -> list[Bar]:
+    """The bars of a histogram, scaled to the highest."""
+    edges, counts = bins["edges"], bins["counts"]
+    max_count = max(max(counts), 1)
     return [
-        Bar(low, high, count, 100 * count / most)
+        Bar(low, high, count, 100 * count / max_count)
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
     ]
 
 
-def curve(figures: CurveFigures) -> Curve:
+def curve(values: CurveValues) -> Curve:
     """The weight along alpha: mean, median, and the bands between outer quantiles."""
-    alphas, quantiles = figures["alphas"], figures["quantiles"]
-    values = [value for row in quantiles for value in row] + [0.0, 1.0]
-    low, high = min(values), max(values)
+    alphas, quantiles = values["alphas"], values["quantiles"]
+    weights = [weight for row in quantiles for weight in row] + [0.0, 1.0]
+    low, high = min(weights), max(weights)
 
     def x(alpha: float) -> float:
         return round(LEFT + alpha * (WIDTH - LEFT - RIGHT), 1)
@@ -223,18 +224,18 @@ def curve(figures: CurveFigures) -> Curve:
         return [(x(alpha), y(weight)) for alpha, weight in zip(alphas, row, strict=True)]
 
     middle = len(quantiles) // 2
-    outer = zip(quantiles[:middle], reversed(quantiles[middle + 1 :]), strict=True)
-    steps = [low + (high - low) * tick / TICKS for tick in range(TICKS + 1)]
+    bands = zip(quantiles[:middle], reversed(quantiles[middle + 1 :]), strict=True)
+    levels = [low + (high - low) * tick / TICKS for tick in range(TICKS + 1)]
     return Curve(
         width=WIDTH,
         height=HEIGHT,
-        bands=[_points([*line(under), *reversed(line(over))]) for under, over in outer],
+        bands=[_points([*line(under), *reversed(line(over))]) for under, over in bands],
         median=_points(line(quantiles[middle])),
-        mean=_points(line(figures["mean"])),
-        marks=line(figures["mean"]),
+        mean=_points(line(values["mean"])),
+        marks=line(values["mean"]),
         identity=_points([(x(0), y(0)), (x(1), y(1))]),
         x_ticks=[(x(tick / TICKS), f"{tick / TICKS:.2f}") for tick in range(TICKS + 1)],
-        y_ticks=[(y(step), f"{step:.2f}") for step in steps],
+        y_ticks=[(y(level), f"{level:.2f}") for level in levels],
     )
 
 

@@ -57,16 +57,16 @@ def difference_hash(brightness: np.ndarray) -> np.ndarray:
     across = _area_means(height, cells) @ brightness @ _area_means(width, more).T
     down = _area_means(height, more) @ brightness @ _area_means(width, cells).T
     bits = [np.diff(across, axis=2) > MARGIN, np.diff(down, axis=1) > MARGIN]  # [A, 8, 8] each
-    packed = [np.packbits(part.reshape(len(part), -1), axis=1) for part in bits]
-    return np.stack([part.view(np.uint64)[:, 0] for part in packed], axis=1)
+    packed = [np.packbits(direction.reshape(len(direction), -1), axis=1) for direction in bits]
+    return np.stack([octets.view(np.uint64)[:, 0] for octets in packed], axis=1)
 
 
 def _coarse(images: np.ndarray, brightness: np.ndarray) -> np.ndarray:
     height, width = brightness.shape[1:]
     cells = _area_means(height, COARSE) @ brightness @ _area_means(width, COARSE).T
     colours = images.mean((1, 2))
-    parts = [cells.reshape(len(cells), -1), colours]
-    return np.concatenate(parts, axis=1).round().astype(np.uint8)
+    columns = [cells.reshape(len(cells), -1), colours]
+    return np.concatenate(columns, axis=1).round().astype(np.uint8)
 
 
 @cache
@@ -93,13 +93,14 @@ def _digest(image: np.ndarray) -> int:
     return int.from_bytes(hashlib.blake2b(image.tobytes(), digest_size=8).digest(), "little")
 
 
-# Noise of 2 levels in every pixel changes at most 6 of 128 bits in 997 of 1,000 pictures.
+# Different bits at most. Noise of 2 levels in every pixel changes at most 6 of 128 bits in 997 of
+# 1,000 pictures.
 NEAR = 6
-# Levels of 255 in any part of a coarse thumbnail. Of 580,000 pairs of 1,080 handwritten digits,
-# which are very similar pictures, none is within 12.
+# Largest difference of two thumbnails, in levels of 255. Of 580,000 pairs of 1,080 handwritten
+# digits, which are very similar pictures, none is within 12.
 ALIKE = 6
-BANDS = 8  # of 16 bits; pictures that differ in at most 6 bits share 2 of them or more
-NEIGHBOURS = 16  # compared in each order; some are images of the same series
+BANDS = 8  # of 16 bits; if at most 6 bits differ, at least 2 bands are equal
+NEIGHBOURS = 16  # following images that each is compared with; some are of the same series
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Duplicates:
 
     Attributes:
         rows: int64 [N], ascending, the later series of each pair.
-        of: int64 [N], the earliest similar series.
+        of: int64 [N], the earliest series that it resembles.
         same: bool [N], whether a picture has the same pixels.
     """
 
@@ -123,45 +124,45 @@ def find_duplicates(
     """Compare each picture with those next to it in several orders of their hashes.
 
     Equal pixels are always found. Hashes that differ in at most NEAR bits are missed only if, in
-    each of the orders, more than NEIGHBOURS others lie between them. The cost grows with N log N.
+    each of the orders, more than NEIGHBOURS images lie between them. The cost grows with N log N.
 
     Args:
         hashes: uint64 [G, A, 2]; coarse: uint8 [G, A, 19]; exact: uint64 [G, A].
-        usable: bool [G, A], images to compare; flat ones are all alike.
+        usable: bool [G, A], images to compare; all flat images would be alike.
     """
     series = np.nonzero(usable)[0]  # [N], the series of each compared image
     hashes, coarse, exact = hashes[usable], coarse[usable], exact[usable]
-    both = np.concatenate([_equal(exact), *(_near(hashes, coarse, band) for band in range(BANDS))])
-    same = exact[both[:, 0]] == exact[both[:, 1]]
-    rows = np.sort(series[both], axis=1)  # [P, 2]
-    other = rows[:, 0] != rows[:, 1]
-    return _first_of_each(rows[other], same[other])
+    pairs = np.concatenate([_equal(exact), *(_near(hashes, coarse, band) for band in range(BANDS))])
+    same = exact[pairs[:, 0]] == exact[pairs[:, 1]]
+    rows = np.sort(series[pairs], axis=1)  # [P, 2]
+    differ = rows[:, 0] != rows[:, 1]  # not two images of one series
+    return _earliest_series(rows[differ], same[differ])
 
 
 def _equal(exact: np.ndarray) -> np.ndarray:
-    """Each image that equals an earlier one, with the earliest: [P, 2]."""
+    """Pairs of equal images, [P, 2]: the earliest image, and a later one that equals it."""
     _, first, inverse = np.unique(exact, return_index=True, return_inverse=True)
     later = np.flatnonzero(first[inverse] != np.arange(len(exact)))
     return np.stack([first[inverse[later]], later], axis=1)
 
 
 def _near(hashes: np.ndarray, coarse: np.ndarray, band: int) -> np.ndarray:
-    """Similar image pairs among neighbours, sorted by the hash from one band on: [P, 2]."""
+    """Pairs of similar images, [P, 2], among neighbours when hashes are sorted from a band on."""
     octets = np.roll(hashes.view(np.uint8), -2 * band, axis=1)
     high, low = np.ascontiguousarray(octets).view(">u8").T
     order = np.lexsort((low, high))
     pairs = []
     for shift in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
-        one, two = order[:-shift], order[shift:]
-        bits = np.bitwise_count(hashes[one] ^ hashes[two]).sum(1)
+        first, second = order[:-shift], order[shift:]
+        bits = np.bitwise_count(hashes[first] ^ hashes[second]).sum(1)
         close = np.flatnonzero(bits <= NEAR)
-        one, two = one[close], two[close]
-        gap = np.abs(coarse[one].astype(np.int16) - coarse[two]).max(1)
-        pairs.append(np.stack([one, two], axis=1)[gap <= ALIKE])
+        first, second = first[close], second[close]
+        gap = np.abs(coarse[first].astype(np.int16) - coarse[second]).max(1)
+        pairs.append(np.stack([first, second], axis=1)[gap <= ALIKE])
     return np.concatenate(pairs) if pairs else np.empty((0, 2), dtype=np.int64)
 
 
-def _first_of_each(pairs: np.ndarray, same: np.ndarray) -> Duplicates:
+def _earliest_series(pairs: np.ndarray, same: np.ndarray) -> Duplicates:
     """The earliest similar series of each later series in pairs [P, 2]."""
     order = np.lexsort((pairs[:, 0], ~same, pairs[:, 1]))  # equal pixels come first
     pairs, same = pairs[order], same[order]

@@ -56,20 +56,22 @@ class SeriesFacts(NamedTuple):
     stability: np.ndarray
 
 
-class Examined(NamedTuple):
-    """The facts on one series, with values that are not kept.
+class ExaminedSeries(NamedTuple):
+    """The facts on one series, with values that are dropped once they are summed or judged.
 
     Attributes:
         mass: float64 [K], the sum of labels over its images.
-        ends: uint8 [M, H, W, 3], its unmixed images, for a judge.
+        unmixed: uint8 [M, H, W, 3], its unmixed images (end points), for a judge.
     """
 
     series: SeriesFacts
     mass: np.ndarray
-    ends: np.ndarray
+    unmixed: np.ndarray
 
 
-def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: int) -> Examined:
+def examine(
+    sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: int
+) -> ExaminedSeries:
     """Compute the facts on one series.
 
     Args:
@@ -78,9 +80,9 @@ def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: in
         ValueError: an image cannot be decoded, or the images differ in size.
     """
     record = sample.record
-    images = _decoded(sample)
+    images = _decode(sample)
     alphas = np.array(record.alphas, dtype=np.float32)
-    ends = read_end_points(record.mixtures, record.classes, features, vectors)
+    end_points = read_end_points(record.mixtures, record.classes, features, vectors)
     pictures = measure_pictures(images, alphas)
     labels = _dense(record.labels, len(vectors))
     series = SeriesFacts(
@@ -93,13 +95,13 @@ def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: in
         coordinates=_coordinates(record),
         label=labels[:, record.classes[0]].astype(np.float32),
         entropy=_entropy(labels).astype(np.float32),
-        **{name: value.numpy() for name, value in ends._asdict().items()},
+        **{name: value.numpy() for name, value in end_points._asdict().items()},
         judged=np.full(len(alphas), -1),
         pictures=pictures._replace(faults=pictures.faults | _not_finite(features)),
         disagreement=_disagreement(record),
         stability=np.array(_or_nan(record.stability), dtype=np.float32),
     )
-    return Examined(series, labels.sum(0), images[series.intended >= 0])
+    return ExaminedSeries(series, labels.sum(0), images[series.intended >= 0])
 
 
 def stacked(rows: Sequence[SeriesFacts]) -> SeriesFacts:
@@ -111,9 +113,9 @@ def stacked(rows: Sequence[SeriesFacts]) -> SeriesFacts:
     return _by_field(np.stack, rows)
 
 
-def joined(parts: Sequence[SeriesFacts]) -> SeriesFacts:
+def joined(stacks: Sequence[SeriesFacts]) -> SeriesFacts:
     """Concatenate stacks of series."""
-    return _by_field(np.concatenate, parts)
+    return _by_field(np.concatenate, stacks)
 
 
 def _by_field(join: Callable[[Any], np.ndarray], rows: Sequence[Any]) -> Any:
@@ -122,7 +124,7 @@ def _by_field(join: Callable[[Any], np.ndarray], rows: Sequence[Any]) -> Any:
     return type(rows[0])(*(_by_field(join, column) for column in zip(*rows, strict=True)))
 
 
-def _decoded(sample: GroupSample) -> np.ndarray:
+def _decode(sample: GroupSample) -> np.ndarray:
     """uint8 [A, H, W, 3]."""
     try:
         return np.stack([decode_image(image) for image in sample.images])
@@ -164,7 +166,7 @@ def _or_nan(value: float | None) -> float:
 
 
 Judge = Callable[[np.ndarray], np.ndarray]  # uint8 [M, H, W, 3] to classes, int64 [M]
-ENDS_AT_ONCE = 128  # unmixed images that wait for the judge
+JUDGE_BATCH = 128  # unmixed images that the judge classifies at once, at least
 
 
 class Unreadable(ValueError):
@@ -201,79 +203,79 @@ def read_facts(
     Raises:
         Unreadable: no shard can be read; the message names the first fault.
     """
-    parts: list[SeriesFacts] = []
+    stacks: list[SeriesFacts] = []
     mass, unreadable, size = np.zeros(len(source.prototypes)), {}, (0, 0)
     for shard in source.shards:
         try:
-            part, part_mass, size = _read_shard(source, shard, judge)
+            stack, shard_mass, size = _read_shard(source, shard, judge)
         except InputError:  # from the judge or the label set; no shard is at fault
             raise
         except FileNotFoundError:
             unreadable[shard.shard] = f"{shard.tar}: is not there"
             continue
         except ValueError as error:
-            unreadable[shard.shard] = _named(shard, error)
+            unreadable[shard.shard] = _message_with_file(shard, error)
             continue
-        parts.append(part)
-        mass += part_mass
+        stacks.append(stack)
+        mass += shard_mass
         heartbeat(shard.groups)
-    if not parts:
+    if not stacks:
         first = next(iter(unreadable.values()), "the index lists no shard")
         raise Unreadable(f"no shard of {source.index} can be read: {first}")
-    return AuditFacts(joined(parts), mass, unreadable, size)
+    return AuditFacts(joined(stacks), mass, unreadable, size)
 
 
 def _read_shard(
     source: PinnedRoot, shard: ShardEntry, judge: Judge | None
 ) -> tuple[SeriesFacts, np.ndarray, tuple[int, int]]:
     """Facts of a shard's series, their label mass, and the images' height and width."""
-    rows, mass = [], np.zeros(len(source.prototypes))
-    judged = _Judged(judge)
+    facts, mass = [], np.zeros(len(source.prototypes))
+    batcher = _JudgeBatcher(judge)
 
-    def work(series: tuple[GroupSample, Tensor]) -> Examined:
+    def examine_sample(series: tuple[GroupSample, Tensor]) -> ExaminedSeries:
         return examine(*series, source.prototypes, shard=shard.shard)
 
     threads = cores()
     samples = _with_features(source, shard)
-    with closing(mapped(work, samples, threads=threads, ahead=4 * threads)) as examined:
-        for one in examined:
-            rows.append(one.series)
-            mass += one.mass
-            judged.add(one)
-    judged.flush()
-    return stacked(rows), mass, one.ends.shape[1:3]
+    with closing(mapped(examine_sample, samples, threads=threads, ahead=4 * threads)) as examined:
+        for series in examined:
+            facts.append(series.series)
+            mass += series.mass
+            batcher.add(series)
+    batcher.flush()
+    return stacked(facts), mass, series.unmixed.shape[1:3]
 
 
 def _with_features(source: PinnedRoot, shard: ShardEntry) -> Iterator[tuple[GroupSample, Tensor]]:
     features = source.features(shard)
     for row, sample in enumerate(source.samples(shard)):
-        if row < len(features):  # a surplus one raises an error once all are read
+        if row < len(features):  # surplus series raise an error after the last one
             yield sample, features[row]
 
 
-def _named(shard: ShardEntry, error: ValueError) -> str:
+def _message_with_file(shard: ShardEntry, error: ValueError) -> str:
     """The message of an error with the name of its file, which errors in images lack."""
-    named = str(error).startswith(("shards/", "labels/"))
-    return str(error) if named else f"{shard.tar}: {error}"
+    has_file = str(error).startswith(("shards/", "labels/"))
+    return str(error) if has_file else f"{shard.tar}: {error}"
 
 
-class _Judged:
-    """Classifies unmixed images with a judge, some series at a time, and stores the classes."""
+class _JudgeBatcher:
+    """Classifies unmixed images with a judge, in batches, and stores the classes in the facts."""
 
     def __init__(self, judge: Judge | None) -> None:
         self.judge = judge
-        self.waiting: list[Examined] = []
+        self.waiting: list[ExaminedSeries] = []
 
-    def add(self, one: Examined) -> None:
-        self.waiting.append(one)
-        if sum(len(waiting.ends) for waiting in self.waiting) >= ENDS_AT_ONCE:
+    def add(self, series: ExaminedSeries) -> None:
+        self.waiting.append(series)
+        if sum(len(series.unmixed) for series in self.waiting) >= JUDGE_BATCH:
             self.flush()
 
     def flush(self) -> None:
         waiting, self.waiting = self.waiting, []
-        if self.judge is None or not any(len(one.ends) for one in waiting):
+        if self.judge is None or not any(len(series.unmixed) for series in waiting):
             return
-        classes = iter(self.judge(np.concatenate([one.ends for one in waiting])).tolist())
-        for one in waiting:
-            ends = np.flatnonzero(one.series.intended >= 0)
-            one.series.judged[ends] = [next(classes) for _ in ends]
+        classes = iter(self.judge(np.concatenate([series.unmixed for series in waiting])).tolist())
+        for series in waiting:
+            images = np.flatnonzero(series.series.intended >= 0)
+            series.series.judged[images] = [next(classes) for _ in images]

@@ -19,7 +19,7 @@ def load_generator(
             removed before the transformer is loaded.
     Raises:
         InputError: no such model, a directory of another kind, an unsuitable scheduler.
-        NotHere: on the meta device, a hub model that is not on this machine.
+        NotLocal: on the meta device, a hub model that is not on this machine.
     """
     # Imported late: the rules of schedulers are needed without diffusers, too.
     from semix.data.device import float32_precision

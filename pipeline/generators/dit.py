@@ -52,9 +52,9 @@ class DiT(TwoRows):
         """
         model = local_path(self.config.model) or self.config.model
         index = self.pipeline.load_config(model, revision=self.config.revision)
-        known = {int(number): names for number, names in index.get("id2label", {}).items()}
+        label_names = {int(number): names for number, names in index.get("id2label", {}).items()}
         numbers = set(self.config.names.values())
-        return self._rows(label_numbers(names, known, self.labels, numbers=numbers))
+        return self._rows(label_numbers(names, label_names, self.labels, numbers=numbers))
 
     def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
         output = self.network(
@@ -85,19 +85,23 @@ class WeightedLabels(nn.Module):
 
 
 def label_numbers(
-    names: Sequence[str], known: Mapping[int, str], count: int, *, numbers: Collection[str] = ()
+    names: Sequence[str],
+    label_names: Mapping[int, str],
+    count: int,
+    *,
+    numbers: Collection[str] = (),
 ) -> list[int]:
     """The label of each name, ignoring case and underscores.
 
     Args:
-        known: names of the labels; several names of one label are separated by commas.
+        label_names: by number; several names of one label are separated by commas.
         count: labels of the model.
         numbers: names that may be the number of a label.
     Raises:
         InputError: a name that is no label, or that several labels share.
     """
     by_name: dict[str, set[int]] = defaultdict(set)
-    for number, text in known.items():
+    for number, text in label_names.items():
         for name in (text, *text.split(",")):
             by_name[_plain(name)].add(number)
     return [_number(name, by_name, count, name in numbers) for name in names]

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 COMPILER = "clang++" if sys.platform == "darwin" else "g++"  # torch's default; CXX overrides it
 # Compiled programs per function. A U-Net's blocks have up to four shapes, each in every layout of
 # a batch: images with and without guidance, and noises that are scored twice, or with gradients.
-PROGRAMS = 64
+MAX_PROGRAMS = 64
 BYTES_PER_PIXEL = (30 << 30) // (16 * 1024 * 1024)
 DECODING_BYTES = 8 << 30
-MAX_DECODED = 16  # more images are hardly faster
+MAX_DECODED = 16  # images; larger batches are hardly faster
 
 
 class Denoiser(Protocol):
@@ -46,7 +46,7 @@ class Denoiser(Protocol):
     unconditional: Conditioning
 
     def encode(self, names: Sequence[str]) -> Conditioning:
-        """One row for each class name. Raises InputError for a name the model cannot take."""
+        """Encode each class name to one row. Raises InputError for a name the model cannot take."""
 
     def guided(
         self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
@@ -78,7 +78,7 @@ class LatentDiffusion:
         levels = len(vae.config.block_out_channels)
         # Pixels of an image; a latent of FLUX.2 holds four of the VAE's latents.
         pixels = math.prod(denoiser.latent_shape) // vae.config.latent_channels * 4 ** (levels - 1)
-        self.decode_batch = config.decode_batch or decoded_at_once(pixels)
+        self.decode_batch = config.decode_batch or decode_batch_size(pixels)
         self.device = torch.device(device)  # on which networks compute, also if they are offloaded
         weights = denoiser.network.parameters()  # some are integers in a quantised network
         self.dtype = next(weight.dtype for weight in weights if weight.is_floating_point())
@@ -126,15 +126,15 @@ class LatentDiffusion:
             latents: [B, C, h, w], scaled by the scheduler.
         """
         inputs, timestep = latents.to(self.dtype), timestep.to(self.device)
-        with room_for_programs(self.config.compile):
+        with raised_program_limit(self.config.compile):
             return self.denoiser.guided(inputs, timestep, condition, guidance_scale)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Clean latents [B, C, h, w] to pixels uint8 [B, H, W, 3] on the device."""
-        parts = latents.split(self.decode_batch)
-        with float32_precision(self.decode_precision), room_for_programs(self.config.compile):
-            return torch.cat([self._decode(part) for part in parts])
+        batches = latents.split(self.decode_batch)
+        with float32_precision(self.decode_precision), raised_program_limit(self.config.compile):
+            return torch.cat([self._decode(batch) for batch in batches])
 
     def _decode(self, latents: Tensor) -> Tensor:
         scaled = unscaled(latents, self.vae)
@@ -162,7 +162,7 @@ def unscaled(latents: Tensor, vae: Any) -> Tensor:
     return scaled + (config.get("shift_factor") or 0.0)
 
 
-def decoded_at_once(pixels: int) -> int:
+def decode_batch_size(pixels: int) -> int:
     """Number of images in one VAE decode, by the pixels of one image.
 
     It does not depend on the free memory of the device, because the batch size changes the last
@@ -176,8 +176,8 @@ def decoded_at_once(pixels: int) -> int:
 
 def upcast(vae: Any) -> Any:
     """The VAE, in float32 if float16 would overflow into black images."""
-    forced = vae.config.get("force_upcast", False)
-    return vae.float() if forced and vae.dtype == torch.float16 else vae
+    needs_float32 = vae.config.get("force_upcast", False)
+    return vae.float() if needs_float32 and vae.dtype == torch.float16 else vae
 
 
 def _channels(values: Any, like: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def compile_network(network: Any, mode: str) -> None:
         network.compile(dynamic=False)
 
 
-def room_for_programs(mode: str) -> AbstractContextManager[object]:
+def raised_program_limit(mode: str) -> AbstractContextManager[object]:
     """Raise Dynamo's limit of programs around each call of a compiled network.
 
     By default Dynamo keeps eight programs per function: with one more it fails, or for `full`
@@ -216,7 +216,7 @@ def room_for_programs(mode: str) -> AbstractContextManager[object]:
         return nullcontext()
     from torch._dynamo import config  # takes seconds, needed only for compiled networks
 
-    return config.patch(recompile_limit=PROGRAMS)
+    return config.patch(recompile_limit=MAX_PROGRAMS)
 
 
 def check_compiler(mode: str) -> None:

@@ -22,15 +22,15 @@ from semix.data.files import read_json
 from semix.pipeline.checks import check_generator, check_latent_size
 from semix.pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
 from semix.pipeline.model_paths import (
-    NotHere,
+    NotLocal,
     check_weights,
-    copy_here,
-    fetched,
+    local_copy,
     local_path,
     lora_file,
-    pinned,
+    path_or_pinned_id,
     quantisation,
     reason_in_words,
+    require_local_copy,
     weight_files,
 )
 from torch import nn
@@ -45,42 +45,42 @@ NETWORK_FILES = [  # files of a hub repository that holds one network
     *("config.json", f"{WEIGHTS}.safetensors", f"{WEIGHTS}.safetensors.index.json"),
     f"{WEIGHTS}-*.safetensors",
 ]
-STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-NAMED = 3  # missing weights listed in a message
+STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+MAX_LISTED = 3  # missing weights listed in a message
 # Errors of diffusers, transformers and the hub's client for missing or unreadable models.
-UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, SafetensorError)
 # Errors of peft, too, for files that are no LoRA weights, or weights of another model.
-UNFIT = (*UNREADABLE, AttributeError, KeyError, IndexError)
-DOWN = (".lora_A.weight", ".down.weight")  # one such tensor per layer, by format
+LORA_ERRORS = (*LOADING_ERRORS, AttributeError, KeyError, IndexError)
+DOWN_SUFFIXES = (".lora_A.weight", ".down.weight")  # one such tensor per layer, by format
 
 
-def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
-    """Load the family's diffusers pipeline on the device, with fine-tuned parts.
+def load_pipeline(config: GeneratorConfig, *, device: str, **components: Any) -> Any:
+    """Load the family's diffusers pipeline on the device, with fine-tuned networks.
 
     Its networks are in evaluation mode, without gradients of their weights.
 
     Args:
-        parts: passed to `from_pretrained` instead of the model's own parts.
+        components: passed to `from_pretrained` instead of the model's own.
     Raises:
         InputError: it cannot be loaded, or the device lacks its precision or memory; it, or an
-            added part, is not in safetensors, or of the hub without a commit.
-        NotHere: on the meta device, a hub model that is not on this machine.
+            added network, is not in safetensors, or of the hub without a commit.
+        NotLocal: on the meta device, a hub model that is not on this machine.
     """
     check_generator(config)  # settings of a root have not passed a build's checks
     if device == META:
-        pipeline = _without_weights(config, parts)
+        pipeline = _without_weights(config, components)
     else:
         dtype = resolve_dtype(config.dtype, device, field="generator.dtype")
-        pipeline = _with_weights(config, parts, dtype)
+        pipeline = _with_weights(config, components, dtype)
         check_weights_fit(pipeline, config, device)
         if config.offload == "model":
             pipeline.enable_model_cpu_offload(device=device)
         else:
             pipeline.to(device)
     pipeline.set_progress_bar_config(disable=True)
-    for part in pipeline.components.values():
-        if isinstance(part, nn.Module):
-            part.eval().requires_grad_(False)
+    for component in pipeline.components.values():
+        if isinstance(component, nn.Module):
+            component.eval().requires_grad_(False)
     return pipeline
 
 
@@ -94,27 +94,27 @@ def check_networks(config: GeneratorConfig, *, device: str | None = None) -> Non
     Raises:
         InputError: a network that lacks weights, or cannot be loaded, or not on this device.
     """
-    folder = copy_here(config.model, config.revision)
+    folder = local_copy(config.model, config.revision)
     if folder is not None:
         check_generator(config.model_copy(update={"model": str(folder)}))
-        for part, kind in _network_kinds(folder, ["unet"] if config.unet else []).items():
-            _read_headers(kind, folder / part, device, variant=config.variant, field=MODEL)
+        for component, kind in _network_kinds(folder, ["unet"] if config.unet else []).items():
+            _read_headers(kind, folder / component, device, variant=config.variant, field=MODEL)
     for kind, model, revision, field in (
         (UNet2DConditionModel, config.unet, config.unet_revision, "generator.unet"),
         (AutoencoderTiny, config.tiny_decoder, config.tiny_decoder_revision, TINY),
     ):
-        if model is not None and (folder := copy_here(model, revision)) is not None:
+        if model is not None and (folder := local_copy(model, revision)) is not None:
             _read_headers(kind, folder, device, variant=config.variant, field=field)
 
 
 def _read_headers(kind: Any, folder: Path, device: str | None, **settings: Any) -> None:
     if (method := quantisation(folder)) is not None:
-        ours = issubclass(kind, diffusers.ModelMixin)
-        if method == "bitsandbytes" and ours and device == "cpu":
+        is_diffusers = issubclass(kind, diffusers.ModelMixin)
+        if method == "bitsandbytes" and is_diffusers and device == "cpu":
             remedy = "its weights were quantised by bitsandbytes, which diffusers loads on NVIDIA "
             raise InputError(settings["field"], folder, remedy + "GPUs alone; run it on one")
         return
-    with _named(settings["field"], str(folder)), _silent():
+    with _translate_errors(settings["field"], str(folder)), _silent():
         # In the precision of the file, so that values are not converted.
         dtype = _stored_dtype(folder, settings["variant"])
         _read_network(kind, folder, device_map=META, dtype=dtype, **settings)
@@ -123,7 +123,7 @@ def _read_headers(kind: Any, folder: Path, device: str | None, **settings: Any) 
 def _read_network(
     kind: Any, folder: Path, *, variant: str | None, field: str, **settings: Any
 ) -> Any:
-    """Load one network, in its variant if it has that.
+    """Load one network, in the variant if there are weights of it.
 
     Raises:
         InputError: it lacks weights, which the libraries would initialise at random.
@@ -132,7 +132,7 @@ def _read_network(
     settings |= {"variant": variant, "output_loading_info": True}
     network, report = kind.from_pretrained(folder, use_safetensors=True, **settings)
     if missing := sorted(report["missing_keys"]):
-        names = ", ".join(missing[:NAMED]) + (", ..." if len(missing) > NAMED else "")
+        names = ", ".join(missing[:MAX_LISTED]) + (", ..." if len(missing) > MAX_LISTED else "")
         remedy = f"lacks {len(missing)} of the weights of a {kind.__name__} ({names}); fetch or "
         raise InputError(field, folder, remedy + "convert it again")
     return network
@@ -144,7 +144,7 @@ def _stored_dtype(folder: Path, variant: str | None) -> torch.dtype | None:
     for path in files.get(variant) or files.get(None) or ():
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
-                return STORED.get(file.get_slice(name).get_dtype())
+                return STORED_DTYPES.get(file.get_slice(name).get_dtype())
     return None
 
 
@@ -152,58 +152,61 @@ def _stored_dtype(folder: Path, variant: str | None) -> torch.dtype | None:
 def _silent() -> Iterator[None]:
     """Silence the log of diffusers and transformers during the block."""
     logs = [diffusers.utils.logging, transformers.utils.logging]
-    before = [log.get_verbosity() for log in logs]
-    shown = transformers.utils.logging.is_progress_bar_enabled()
+    levels = [log.get_verbosity() for log in logs]
+    has_progress_bars = transformers.utils.logging.is_progress_bar_enabled()
     for log in logs:
         log.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
         yield
     finally:
-        for log, level in zip(logs, before, strict=True):
+        for log, level in zip(logs, levels, strict=True):
             log.set_verbosity(level)
-        if shown:
+        if has_progress_bars:
             transformers.utils.logging.enable_progress_bar()
 
 
-def _with_weights(config: GeneratorConfig, parts: Mapping[str, object], dtype: torch.dtype) -> Any:
+def _with_weights(
+    config: GeneratorConfig, components: Mapping[str, object], dtype: torch.dtype
+) -> Any:
     if config.unet is not None:
         model, settings = local_path(config.model) or config.model, {"variant": config.variant}
-        parts = {**parts, "unet": _tuned_unet(config, model, device="cpu", dtype=dtype, **settings)}
+        unet = _tuned_unet(config, model, device="cpu", dtype=dtype, **settings)
+        components = {**components, "unet": unet}
     folder = local_path(config.model)
     if folder is None:
-        folder = _downloaded(config, parts)
+        folder = _download(config, components)
         check_generator(config.model_copy(update={"model": str(folder)}))
-    with _named(MODEL, config.model):
+    with _translate_errors(MODEL, config.model):
         networks = {
-            part: _read_network(
-                kind, folder / part, variant=config.variant, field=MODEL, dtype=dtype
+            component: _read_network(
+                kind, folder / component, variant=config.variant, field=MODEL, dtype=dtype
             )
-            for part, kind in _network_kinds(folder, parts).items()
+            for component, kind in _network_kinds(folder, components).items()
         }
-    pipeline = _from_pretrained(config, folder, **parts, **networks)
+    pipeline = _from_pretrained(config, folder, **components, **networks)
     add_lora(pipeline, config.lora)
     # Convolutions run faster on a GPU with the channels last, and no slower on a CPU.
     for name in ("unet", "vae"):
-        if (part := pipeline.components.get(name)) is not None:
-            part.to(memory_format=torch.channels_last)
+        if (component := pipeline.components.get(name)) is not None:
+            component.to(memory_format=torch.channels_last)
     return pipeline
 
 
-def _without_weights(config: GeneratorConfig, parts: Mapping[str, object]) -> Any:
+def _without_weights(config: GeneratorConfig, components: Mapping[str, object]) -> Any:
     """The pipeline on the meta device, without low-rank weights, which add no cost once fused."""
-    folder = fetched(config.model, config.revision, "generator.model")
+    folder = require_local_copy(config.model, config.revision, "generator.model")
     try:
         check_generator(config.model_copy(update={"model": str(folder)}))
         if config.unet is not None:
-            parts = {**parts, "unet": _tuned_unet(config, folder, device=META)}
-        networks = _empty_networks(folder, parts)
+            components = {**components, "unet": _tuned_unet(config, folder, device=META)}
+        networks = _empty_networks(folder, components)
         for network in networks.values():
             nn.Module.to(network, DTYPES[config.dtype])  # as is: nothing has a value to keep
-        return _from_pretrained(config, folder, **parts, **networks)
+        return _from_pretrained(config, folder, **components, **networks)
     except InputError as error:
         if error.field == MODEL and local_path(config.model) is None:  # perhaps partly downloaded
-            raise NotHere(MODEL, config.model, error.remedy) from error
+            raise NotLocal(MODEL, config.model, error.remedy) from error
         raise
 
 
@@ -224,18 +227,18 @@ def load_part(
     Raises:
         InputError: it cannot be loaded, lacks weights, is not in safetensors, or of the hub without
             a commit.
-        NotHere: on the meta device, a hub model that is not on this machine.
+        NotLocal: on the meta device, a hub model that is not on this machine.
     """
-    folder = pinned(model, revision, f"{field}_revision")
+    folder = path_or_pinned_id(model, revision, f"{field}_revision")
     if device == META:
-        folder = fetched(model, revision, field)
-    with _named(field, model):
+        folder = require_local_copy(model, revision, field)
+    with _translate_errors(field, model):
         if not isinstance(folder, Path):
             folder = Path(snapshot_download(model, revision=revision, allow_patterns=NETWORK_FILES))
         if folder.is_dir():  # otherwise loading raises the error
             check_weights(folder, field)
         if device == META:
-            return _empty(kind, folder)
+            return _empty_network(kind, folder)
         return _read_network(kind, folder, variant=variant, field=field, **settings)
 
 
@@ -255,8 +258,8 @@ def load_tiny_decoder(config: GeneratorConfig, vae: Any, *, device: str) -> Any:
         revision=config.tiny_decoder_revision,
         device=device,
     )
-    expected = _sizes(vae.config.latent_channels, vae.config.block_out_channels)
-    actual = _sizes(tiny.config.latent_channels, tiny.config.num_decoder_blocks)
+    expected = _describe_sizes(vae.config.latent_channels, vae.config.block_out_channels)
+    actual = _describe_sizes(tiny.config.latent_channels, tiny.config.num_decoder_blocks)
     if actual != expected:
         raise InputError(TINY, config.tiny_decoder, f"decodes {actual}; the model has {expected}")
     return tiny.to(device=device, dtype=vae.dtype).eval()
@@ -266,13 +269,14 @@ def network_bytes(pipeline: Any, variant: str | None = None) -> dict[str, int]:
     """Bytes of the weights of each network of a pipeline; for a quantised one, of its files.
 
     Args:
-        variant: of the files.
+        variant: of the files of a quantised network.
     """
     folder, sizes = Path(pipeline.name_or_path), {}
-    for name, part in pipeline.components.items():
-        if isinstance(part, nn.Module):
+    for name, component in pipeline.components.items():
+        if isinstance(component, nn.Module):
             quantised = quantisation(folder / name) is not None
-            sizes[name] = file_bytes(folder / name, variant) if quantised else module_bytes(part)
+            size = file_bytes(folder / name, variant) if quantised else module_bytes(component)
+            sizes[name] = size
     return sizes
 
 
@@ -293,8 +297,8 @@ def check_weights_fit(pipeline: Any, config: GeneratorConfig, device: str) -> No
     if not device.startswith("cuda"):
         return
     sizes, free = network_bytes(pipeline, config.variant), torch.cuda.mem_get_info(device)[0]
-    together = config.offload == "none"
-    needed = sum(sizes.values()) if together else max(sizes.values(), default=0)
+    all_at_once = config.offload == "none"
+    needed = sum(sizes.values()) if all_at_once else max(sizes.values(), default=0)
     if needed > free:
         largest = max(sizes, key=sizes.__getitem__)
         remedy = (
@@ -312,57 +316,57 @@ def native_shape(network: Any) -> tuple[int, int, int]:
     return network.config.in_channels, height, width
 
 
-def _downloaded(config: GeneratorConfig, parts: Mapping[str, object]) -> Path:
-    """Download the pinned commit of a hub id, without `parts`."""
-    settings = {"revision": config.revision, "variant": config.variant, **parts}
-    with _named(MODEL, config.model):
+def _download(config: GeneratorConfig, components: Mapping[str, object]) -> Path:
+    """Download the pinned commit of a hub id, without `components`."""
+    settings = {"revision": config.revision, "variant": config.variant, **components}
+    with _translate_errors(MODEL, config.model):
         return Path(KINDS[config.family].download(config.model, use_safetensors=True, **settings))
 
 
 def _from_pretrained(config: GeneratorConfig, folder: Path, **settings: Any) -> Any:
     """Load from a directory, so that nothing more is requested from the hub."""
-    with _named(MODEL, config.model):
-        # A part that was saved as none, such as T5, must be passed as None.
+    with _translate_errors(MODEL, config.model):
+        # A component that was saved as none, such as T5, must be passed as None.
         index = read_json(folder / "model_index.json").items()
-        parts = {part: None for part, named in index if named == [None, None]} | settings
-        return KINDS[config.family].from_pretrained(folder, use_safetensors=True, **parts)
+        settings = {name: None for name, entry in index if entry == [None, None]} | settings
+        return KINDS[config.family].from_pretrained(folder, use_safetensors=True, **settings)
 
 
 @contextmanager
-def _named(field: str, model: str) -> Iterator[None]:
+def _translate_errors(field: str, model: str) -> Iterator[None]:
     """Translate errors of the libraries within the block to InputError."""
     try:
         yield
     except InputError:
         raise
-    except UNREADABLE as error:
+    except LOADING_ERRORS as error:
         raise InputError(field, model, reason_in_words(error, model)) from error
 
 
-def _sizes(channels: int, levels: Any) -> str:
+def _describe_sizes(channels: int, levels: Any) -> str:
     return f"{channels} channels to images {2 ** (len(levels) - 1)} times as wide"
 
 
 def _empty_networks(folder: Path, replaced: Container[str]) -> dict[str, nn.Module]:
     """The networks in the model's index, except those `replaced`, on the meta device."""
-    with _named(MODEL, str(folder)):
+    with _translate_errors(MODEL, str(folder)):
         kinds = _network_kinds(folder, replaced)
-        return {part: _empty(kind, folder / part) for part, kind in kinds.items()}
+        return {name: _empty_network(kind, folder / name) for name, kind in kinds.items()}
 
 
 def _network_kinds(folder: Path, replaced: Container[str]) -> dict[str, Any]:
     """The classes of the networks in the model's index, except those `replaced`."""
     kinds = {}
-    for part, named in read_json(folder / "model_index.json").items():
-        if part in replaced or not isinstance(named, list) or named[0] not in LIBRARIES:
+    for component, entry in read_json(folder / "model_index.json").items():
+        if component in replaced or not isinstance(entry, list) or entry[0] not in LIBRARIES:
             continue
-        kind = getattr(LIBRARIES[named[0]], named[1], None)
+        kind = getattr(LIBRARIES[entry[0]], entry[1], None)
         if isinstance(kind, type) and issubclass(kind, nn.Module):
-            kinds[part] = kind
+            kinds[component] = kind
     return kinds
 
 
-def _empty(kind: Any, folder: Path) -> Any:
+def _empty_network(kind: Any, folder: Path) -> Any:
     """A network of diffusers or transformers from its config file, without weights."""
     with torch.device(META):
         if issubclass(kind, diffusers.ModelMixin):
@@ -399,24 +403,25 @@ def add_lora(pipeline: Any, loras: Sequence[LoraConfig]) -> None:
         try:
             stored = _layers_in_file(pipeline, folder, settings)
             pipeline.load_lora_weights(folder, **settings)
-            fitting = _layers_in_networks(pipeline)
+            fitted = _layers_in_networks(pipeline)
             pipeline.fuse_lora(lora_scale=lora.scale)
             pipeline.unload_lora_weights()
-        except UNFIT as error:
+        except LORA_ERRORS as error:
             remedy = f"cannot be added: {' '.join(str(error).split())[:200]}"
             raise InputError("generator.lora", lora.path, remedy) from error
         # diffusers ignores layers that do not fit.
-        if not 0 < stored == fitting:
-            remedy = f"{fitting} of its {stored} layers fit this model; was it made for another?"
+        if not 0 < stored == fitted:
+            remedy = f"{fitted} of its {stored} layers fit this model; was it made for another?"
             raise InputError("generator.lora", lora.path, remedy)
 
 
 def _layers_in_file(pipeline: Any, folder: str, settings: Mapping[str, object]) -> int:
     weights = pipeline.lora_state_dict(folder, unet_config=pipeline.unet.config, **settings)[0]
-    return sum(key.endswith(DOWN) for key in weights)
+    return sum(key.endswith(DOWN_SUFFIXES) for key in weights)
 
 
 def _layers_in_networks(pipeline: Any) -> int:
-    networks = [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
+    components = pipeline.components.values()
+    networks = [component for component in components if isinstance(component, nn.Module)]
     modules = [module for network in networks for module in network.modules()]
     return sum(isinstance(module, BaseTunerLayer) for module in modules)

@@ -47,21 +47,23 @@ class PromptEncoder:
     ) -> None:
         self.config, self.device, self.encode_prompt = config, device, encode_prompt
         loaded = load_pipeline(config, device=device, **self.without(*ENCODERS, *IMAGES))
-        parts = [(name, getattr(loaded, name, None)) for name in TOKENIZERS]
+        tokenizers = [(name, getattr(loaded, name, None)) for name in TOKENIZERS]
         self.tokenizers = [
-            configure_tokenizer(part, config, name) for name, part in parts if part is not None
+            configure_tokenizer(tokenizer, config, name)
+            for name, tokenizer in tokenizers
+            if tokenizer is not None
         ]
         self.cache: dict[str, Conditioning] = {}
 
-    def without(self, *parts: str) -> dict[str, None]:
-        """Arguments of `load_pipeline` that leave out these parts."""
+    def without(self, *components: str) -> dict[str, None]:
+        """Arguments of `load_pipeline` that leave out these components."""
         parameters = inspect.signature(KINDS[self.config.family].__init__).parameters
-        return {part: None for part in parts if part in parameters}
+        return {name: None for name in components if name in parameters}
 
     def prefetch(self, names: Sequence[str]) -> Conditioning:
-        """Return the row of the empty prompt; encode these classes in the same go."""
-        versions = checked_prompts(self.config, names, self.tokenizers)
-        self.prepare(["", *(text for texts in versions for text in texts)])
+        """Encode the prompts of these classes; return the row of the empty prompt."""
+        template_prompts = checked_prompts(self.config, names, self.tokenizers)
+        self.prepare(["", *(text for texts in template_prompts for text in texts)])
         return self.rows([""])
 
     def encode(self, names: Sequence[str]) -> Conditioning:
@@ -70,9 +72,10 @@ class PromptEncoder:
         Raises:
             InputError: a prompt is longer than a text encoder reads.
         """
-        versions = checked_prompts(self.config, names, self.tokenizers)
-        self.prepare(text for texts in versions for text in texts)  # loads encoders only once
-        return template_mean([self.rows(texts) for texts in versions])
+        template_prompts = checked_prompts(self.config, names, self.tokenizers)
+        # All at once, so that the text encoders are loaded only once.
+        self.prepare(text for texts in template_prompts for text in texts)
+        return template_mean([self.rows(texts) for texts in template_prompts])
 
     def rows(self, texts: Sequence[str]) -> Conditioning:
         """One row per prompt; the text encoders are removed when it returns."""
@@ -105,10 +108,10 @@ class PromptEncoder:
             return None
         path = _cache(digest)
         try:
-            parts, facts = open_sealed(read_bytes(path, max_bytes=MAX_BYTES))
+            tensors, facts = open_sealed(read_bytes(path, max_bytes=MAX_BYTES))
             if facts.get("digest") != digest:
                 raise ValueError("belongs to another prompt or model")
-            rows = {name: torch.from_numpy(part).to(self.device) for name, part in parts.items()}
+            rows = {name: torch.from_numpy(t).to(self.device) for name, t in tensors.items()}
             return Conditioning(**rows)
         except FileNotFoundError:
             return None
@@ -121,11 +124,11 @@ class PromptEncoder:
         digest, row = self._digest(text), self.cache[text]
         if digest is None:
             return
-        parts = {"tokens": row.tokens.cpu()}
+        tensors = {"tokens": row.tokens.cpu()}
         if row.pooled is not None:
-            parts["pooled"] = row.pooled.cpu()
+            tensors["pooled"] = row.pooled.cpu()
         try:
-            write_atomically(_cache(digest), seal(parts, {"digest": digest}))
+            write_atomically(_cache(digest), seal(tensors, {"digest": digest}))
         except OSError as error:
             log.warning("the encoding of a prompt is not cached: %s", error)
 
@@ -139,8 +142,8 @@ class PromptEncoder:
         config, folder = self.config, local_path(self.config.model)
         source: object = [config.model, config.revision]
         if folder is not None:
-            parts = (folder / part for part in (*ENCODERS, *TOKENIZERS))
-            source = [file_hashes(part, variant=config.variant) for part in parts]
+            folders = (folder / name for name in (*ENCODERS, *TOKENIZERS))
+            source = [file_hashes(path, variant=config.variant) for path in folders]
         settings = [config.family, config.prompt_length, config.dtype, config.variant]
         return [source, settings, torch.device(self.device).type, library_versions()]
 

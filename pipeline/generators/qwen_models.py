@@ -103,5 +103,5 @@ class ZImage(FlowModel):
 
 def _positions(height: int, width: int, tokens: int, device: torch.device) -> Tensor:
     """Time, row, column and text position of each token, [N, 4]."""
-    parts = [torch.arange(size, device=device) for size in (1, height, width, tokens)]
-    return torch.cartesian_prod(*parts)
+    axes = [torch.arange(size, device=device) for size in (1, height, width, tokens)]
+    return torch.cartesian_prod(*axes)

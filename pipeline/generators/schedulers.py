@@ -1,4 +1,4 @@
-"""Samplers of a model's noise schedule: which are suitable, and how often they call the network.
+"""Choose a sampler for a model's noise schedule, check it, and count its network calls.
 
 Checks of a scheduler's config do without diffusers, which takes seconds to import.
 """
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from semix.data.errors import InputError
 from semix.data.files import read_json
 from semix.pipeline.config import GeneratorConfig
-from semix.pipeline.model_paths import copy_here
+from semix.pipeline.model_paths import local_copy
 
 if TYPE_CHECKING:
     from diffusers import DDIMInverseScheduler, DDIMScheduler
     from torch import Tensor
 
-# Kinds that map one noise to one image, by default with eta 0 or without churn.
+# Samplers without random noise: by default they have eta 0 or no churn.
 DETERMINISTIC = {
     "ddim": "DDIMScheduler",
     "dpmpp_2m": "DPMSolverMultistepScheduler",
@@ -96,7 +96,7 @@ def network_calls(config: GeneratorConfig) -> int:
     if config.scheduler is not None:
         kind = DETERMINISTIC[config.scheduler]
     else:
-        folder = copy_here(config.model, config.revision)
+        folder = local_copy(config.model, config.revision)
         kind = ((own_scheduler(folder) if folder else None) or {}).get("_class_name", "")
     if kind == DETERMINISTIC["heun"]:  # evaluates both ends of each step but the last
         return 2 * config.steps - 1
@@ -137,14 +137,14 @@ def sampler(scheduler: Any, *, name: str | None = None, spacing: str | None = No
         _check_compatible(kind, scheduler, name)
     changes: dict[str, object] = {"timestep_spacing": spacing} if spacing else {}
     if kind is not type(scheduler):
-        changes |= _suiting(name)
+        changes |= _settings_for(name)
     elif name == "dpmpp_2m":
         changes |= DPMPP_2M
     return kind.from_config(scheduler.config, **changes)
 
 
 class FlowEuler:
-    """A flow model's scheduler with the interface of the others.
+    """A flow model's scheduler with the interface of the other schedulers.
 
     Args:
         scheduler: the model's FlowMatchEulerDiscreteScheduler.
@@ -171,7 +171,7 @@ class FlowEuler:
 
 
 class FlowEulerInverse:
-    """Invert latents to noise over the steps of `FlowEuler`, in reverse order.
+    """Invert latents to noise over the steps of `FlowEuler` in reverse order.
 
     Like DDIM's inversion it evaluates the network at the less noisy latents, but at the time of the
     noisier ones. A better solver would recover every noise, and so distinguish none.
@@ -223,14 +223,14 @@ def ddim_pair(scheduler: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
     return forward, DDIMInverseScheduler.from_config(forward.config, **settings)
 
 
-def _suiting(name: str | None) -> Mapping[str, object]:
-    """Settings of another kind of scheduler beside the schedule."""
+def _settings_for(name: str | None) -> Mapping[str, object]:
+    """Settings, beside the schedule, of a scheduler of another kind than the model's own."""
     # Latents have no range to clip to.
     changes: dict[str, object] = {"clip_sample": False, "thresholding": False}
     if name == "pndm":
         changes["skip_prk_steps"] = True  # plain PLMS, as Stable Diffusion was published with
     if name == "deis":
-        changes["algorithm_type"] = "deis"  # also where the model's own draws noise
+        changes["algorithm_type"] = "deis"  # also where the model's own scheduler draws noise
     return {**changes, **DPMPP_2M} if name == "dpmpp_2m" else changes
 
 

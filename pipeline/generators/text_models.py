@@ -37,8 +37,8 @@ class StableDiffusion(TwoRows):
         Raises:
             InputError: a prompt is longer than the text encoder reads.
         """
-        versions = checked_prompts(self.config, names, [self.pipeline.tokenizer])
-        return template_mean([self._encode_texts(texts) for texts in versions])
+        template_prompts = checked_prompts(self.config, names, [self.pipeline.tokenizer])
+        return template_mean([self._encode_texts(texts) for texts in template_prompts])
 
     def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
         tokens = condition.tokens.to(latents.dtype)
@@ -86,8 +86,8 @@ class StableDiffusionXL(TwoRows):
             InputError: a prompt is longer than a text encoder reads.
         """
         tokenizers = [self.pipeline.tokenizer, self.pipeline.tokenizer_2]
-        versions = checked_prompts(self.config, names, tokenizers)
-        return template_mean([self._encode_texts(texts) for texts in versions])
+        template_prompts = checked_prompts(self.config, names, tokenizers)
+        return template_mean([self._encode_texts(texts) for texts in template_prompts])
 
     def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
         assert condition.pooled is not None, "this family's conditioning has a pooled part"

@@ -8,8 +8,8 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.plan import BuildPlan
 
-# Share of the steps in the first rung of halving, which scores at one point only. Measured on the
-# digits' small model over 45 pairs, T = 10 and three points: 0.48 of the rows, rank correlation
+# Fraction of the steps in the first rung of halving, which scores at one point only. Measured on
+# the digits' small model over 45 pairs, T = 10 and three points: 0.48 of the rows, rank correlation
 # 0.95 with the full score, 0.07 standard deviations of it lost with 4 candidates and less with
 # more; `benchmarks/noise_search.py` repeats it on other noises. A quarter of the steps at all
 # points takes 0.55 of the rows, correlates 0.68 and loses 0.15 with 8 candidates.
@@ -34,11 +34,11 @@ class Rung:
 
 @dataclass(frozen=True)
 class NoiseCost:
-    """Denoiser rows, one sample in one network call each.
+    """Cost in denoiser rows; a row is one sample in one network call.
 
     Attributes:
-        rows: spent on noise selection; a row with its gradient counts as three.
-        production_rows: spent on the images.
+        rows: for noise selection; a row with its gradient counts as three.
+        production_rows: for the images.
     """
 
     rows: int
@@ -55,8 +55,8 @@ def noise_cost(config: BuildConfig, *, groups: int) -> NoiseCost:
     production = groups * network_rows(config.generator, config.mixing.images)
     if config.noise.strategy == "random":
         return NoiseCost(0, production)
-    selecting = math.ceil(selection_rows(config) * groups / selections_at_once(config))
-    return NoiseCost(selecting + groups * optimisation_rows(config), production)
+    selection = math.ceil(selection_rows(config) * groups / selections_at_once(config))
+    return NoiseCost(selection + groups * optimisation_rows(config), production)
 
 
 def check_noise_cost(plan: BuildPlan) -> None:
@@ -74,20 +74,21 @@ def check_noise_cost(plan: BuildPlan) -> None:
 
 
 def rungs(config: BuildConfig) -> list[Rung]:
-    """All candidates in full; or halving: fewer steps at one point, then a quarter in full."""
+    """The rounds of scoring: one with all candidates in full; or with halving, where that costs
+    less, one with fewer steps at one point, then one with a quarter of the candidates in full."""
     noise, steps = config.noise, scoring_steps(config)
     if noise.strategy == "optimise" and noise.candidates == 1:
         return []  # the optimisation scores its start
-    whole = Rung(noise.candidates, steps)
-    first = Rung(noise.candidates, math.ceil(FIRST_STEPS * steps), _middle_point(config))
-    finalists = Rung(math.ceil(noise.candidates / 4), steps)
-    saved = whole.candidates * whole.steps * _points(config)
-    spent = first.candidates * first.steps + finalists.candidates * steps * _points(config)
-    return [first, finalists] if noise.halving and spent < saved else [whole]
+    full = Rung(noise.candidates, steps)
+    halving = Rung(noise.candidates, math.ceil(FIRST_STEPS * steps), _middle_point(config))
+    final = Rung(math.ceil(noise.candidates / 4), steps)
+    full_cost = full.candidates * steps * _points(config)
+    halving_cost = halving.candidates * halving.steps + final.candidates * steps * _points(config)
+    return [halving, final] if noise.halving and halving_cost < full_cost else [full]
 
 
 def scoring_steps(config: BuildConfig) -> int:
-    """T of sampling and of inversion: at most the steps that images are made with."""
+    """Steps of sampling and of inversion for a score: at most `generator.steps`."""
     return min(config.noise.steps, config.generator.steps)
 
 
@@ -101,9 +102,9 @@ def selection_rows(config: BuildConfig) -> int:
     for rung in rungs(config):
         points = _points(config) if rung.point is None else 1
         rows = selections_at_once(config) * rung.candidates * points
-        size = rows_per_forward(rows, most=production_batch(config))
+        size = rows_per_forward(rows, max_rows=production_batch(config))
         total += math.ceil(rows / size) * size * 2 * rung.steps
-    return total * _guided(config)
+    return total * _rows_per_prediction(config)
 
 
 def optimisation_rows(config: BuildConfig) -> int:
@@ -111,12 +112,12 @@ def optimisation_rows(config: BuildConfig) -> int:
     noise = config.noise
     if noise.strategy != "optimise":
         return 0
-    rows = _points(config) * 2 * scoring_steps(config) * _guided(config)
+    rows = _points(config) * 2 * scoring_steps(config) * _rows_per_prediction(config)
     return rows * ((1 if noise.detach_target else GRADIENT) * noise.iterations + 1)
 
 
 def selections_at_once(config: BuildConfig) -> int:
-    """Groups whose candidates share forward batches: those of a batch; one for optimised noise."""
+    """Number of groups whose candidates share forward batches; 1 for optimised noise."""
     return config.shards.groups_per_batch if config.noise.strategy == "select" else 1
 
 
@@ -125,9 +126,9 @@ def production_batch(config: BuildConfig) -> int:
     return config.shards.groups_per_batch * config.mixing.images
 
 
-def rows_per_forward(rows: int, *, most: int) -> int:
+def rows_per_forward(rows: int, *, max_rows: int) -> int:
     """The common size of all forward batches over `rows`: at most `most`, with least padding."""
-    return math.ceil(rows / math.ceil(rows / most))
+    return math.ceil(rows / math.ceil(rows / max_rows))
 
 
 def _points(config: BuildConfig) -> int:
@@ -143,5 +144,5 @@ def _middle_point(config: BuildConfig) -> int:
     return min(range(len(alphas)), key=lambda point: abs(alphas[point] - 0.5))
 
 
-def _guided(config: BuildConfig) -> int:
+def _rows_per_prediction(config: BuildConfig) -> int:
     return 2 if config.noise.guidance_scale > 1 and config.generator.two_rows else 1

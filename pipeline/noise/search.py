@@ -88,27 +88,27 @@ class Scorer:
     detach_target: bool = False
 
     def __call__(self, noise: Tensor, conditions: Conditioning, *, steps: int) -> Tensor:
-        """Score G sets of n noises, each set under its own P conditions.
+        """Score n noises for each of G groups, under the P conditions of the group.
 
         The last batch is padded, never shrunk: batch layout changes the last bits of a score.
 
         Args:
             noise: float32 [G, n, C, h, w].
-            conditions: G x P rows, set by set.
+            conditions: G x P rows, group by group.
         Returns:
             float32 [G, n, P] on the conditions' device.
         """
-        sets, count = noise.shape[:2]
-        each = len(conditions) // sets
-        total = sets * count * each
-        size = rows_per_forward(total, most=self.max_rows)
+        groups, count = noise.shape[:2]
+        points = len(conditions) // groups
+        total = groups * count * points
+        size = rows_per_forward(total, max_rows=self.max_rows)
         flat, device = noise.flatten(0, 1), conditions.tokens.device
         scores = []
         for start in range(0, total, size):
             row = torch.arange(start, start + size).clamp(max=total - 1)
-            condition = row // (count * each) * each + row % each
+            condition = row // (count * points) * points + row % points
             score = inversion_stability(
-                flat[(row // each).to(flat.device)].to(device),
+                flat[(row // points).to(flat.device)].to(device),
                 conditions[condition.to(device)],
                 predict=self.predict,
                 schedulers=self.schedulers,
@@ -118,7 +118,7 @@ class Scorer:
             )
             scores.append(score)
             self.heartbeat()
-        return torch.cat(scores)[:total].view(sets, count, each)
+        return torch.cat(scores)[:total].view(groups, count, points)
 
 
 @dataclass(frozen=True)
@@ -165,32 +165,34 @@ def select_noise(
     remaining: list[Sequence[int]] = [range(len(group)) for group in seeds]
     ranked: list[Scored] = []
     for rung in rungs:
-        remaining = [_filled(candidates, rung.candidates) for candidates in remaining]
+        remaining = [_pad_candidates(candidates, rung.candidates) for candidates in remaining]
         noises = [
             initial_noise([group[c] for c in candidates], shape)
             for group, candidates in zip(seeds, remaining, strict=True)
         ]
         rows = conditions if rung.point is None else conditions[slice(rung.point, None, points)]
-        each = scorer(torch.stack(noises), rows, steps=rung.steps).cpu()  # [G, n, P]
-        scores = _reduced(each, reduce)
-        ranked = [_best_first(*group) for group in zip(remaining, scores, each, strict=True)]
+        point_scores = scorer(torch.stack(noises), rows, steps=rung.steps).cpu()  # [G, n, P]
+        scores = _reduce_points(point_scores, reduce)
+        ranked = [
+            _best_first(*group) for group in zip(remaining, scores, point_scores, strict=True)
+        ]
         remaining = [list(scored) or old for scored, old in zip(ranked, remaining, strict=True)]
     return [_selection(tuple(group), scored) for group, scored in zip(seeds, ranked, strict=True)]
 
 
-def _filled(ranked: Sequence[int], count: int) -> list[int]:
+def _pad_candidates(ranked: Sequence[int], count: int) -> list[int]:
     """The first `count`; if NaN left fewer, the last is repeated, so that no batch shrinks."""
     return [ranked[min(position, len(ranked) - 1)] for position in range(count)]
 
 
-def _reduced(scores: Tensor, how: str) -> Tensor:
+def _reduce_points(scores: Tensor, reduction: str) -> Tensor:
     """Reduce [..., P] to the score that noises are compared by; NaN if any is NaN."""
-    return scores.mean(-1) if how == "mean" else scores.amin(-1)
+    return scores.mean(-1) if reduction == "mean" else scores.amin(-1)
 
 
-def _best_first(candidates: Sequence[int], scores: Tensor, each: Tensor) -> Scored:
+def _best_first(candidates: Sequence[int], scores: Tensor, point_scores: Tensor) -> Scored:
     """Sort by descending score, equal ones by candidate; leave NaN out."""
-    rows = zip(candidates, scores.tolist(), each.tolist(), strict=True)
+    rows = zip(candidates, scores.tolist(), point_scores.tolist(), strict=True)
     scored = {c: (score, points) for c, score, points in rows if math.isfinite(score)}
     return dict(sorted(scored.items(), key=lambda item: (-item[1][0], item[0])))
 
@@ -259,10 +261,10 @@ class _Objective:
         """Scores [N] and [N, P], and if `grad` the gradient of the loss [N, C, h, w]."""
         with torch.set_grad_enabled(grad):
             noise = noise.detach().requires_grad_(grad)
-            each = self.scorer(noise.unsqueeze(0), self.conditions, steps=self.steps)[0]
-            scores = _reduced(each, self.reduce)
+            point_scores = self.scorer(noise.unsqueeze(0), self.conditions, steps=self.steps)[0]
+            scores = _reduce_points(point_scores, self.reduce)
             gradient = torch.autograd.grad((1 - scores).sum(), noise)[0] if grad else None
-        return scores.detach(), each.detach(), gradient
+        return scores.detach(), point_scores.detach(), gradient
 
 
 def _descend(current: Tensor, objective: _Objective, settings: NoiseConfig) -> Optimised:
@@ -271,15 +273,15 @@ def _descend(current: Tensor, objective: _Objective, settings: NoiseConfig) -> O
     velocity = torch.zeros_like(current)
     best, history = current, []
     best_scores = current.new_full((len(current),), -torch.inf)
-    best_each = current.new_full((len(current), len(objective.conditions)), torch.nan)
+    best_point_scores = current.new_full((len(current), len(objective.conditions)), torch.nan)
     finite = torch.ones_like(best_scores, dtype=torch.bool)
     for step in range(settings.iterations + 1):
-        scores, each, gradient = objective(current, grad=step < settings.iterations)
+        scores, point_scores, gradient = objective(current, grad=step < settings.iterations)
         history.append(scores.cpu())
         better = scores > best_scores  # never true for NaN
-        best = torch.where(_wide(better), current, best)
+        best = torch.where(_broadcast(better), current, best)
         best_scores = torch.where(better, scores, best_scores)
-        best_each = torch.where(better[:, None], each, best_each)
+        best_point_scores = torch.where(better[:, None], point_scores, best_point_scores)
         if gradient is None:
             break
         finite = finite & scores.isfinite() & gradient.flatten(1).isfinite().all(1)
@@ -288,7 +290,7 @@ def _descend(current: Tensor, objective: _Objective, settings: NoiseConfig) -> O
         velocity = settings.momentum * velocity + gradient
         moved = current - rate * velocity
         current = moved * (norm / _norm(moved))
-    return Optimised(best.cpu(), best_scores.cpu(), best_each.cpu(), torch.stack(history))
+    return Optimised(best.cpu(), best_scores.cpu(), best_point_scores.cpu(), torch.stack(history))
 
 
 def _with_gradient(scorer: Scorer, settings: NoiseConfig) -> Scorer:
@@ -308,8 +310,8 @@ def _with_gradient(scorer: Scorer, settings: NoiseConfig) -> Scorer:
 
 
 def _norm(noise: Tensor) -> Tensor:
-    return _wide(noise.flatten(1).norm(dim=1))  # [N, 1, 1, 1]
+    return _broadcast(noise.flatten(1).norm(dim=1))  # [N, 1, 1, 1]
 
 
-def _wide(values: Tensor) -> Tensor:
+def _broadcast(values: Tensor) -> Tensor:
     return values[:, None, None, None]

@@ -1,4 +1,4 @@
-"""Give a batch of groups its noise, and the records that describe it."""
+"""Give the groups of a batch their noise, and the records that describe it."""
 
 import hashlib
 import math
@@ -26,8 +26,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 
-TRIED = 4  # noises whose stability a flow model must be able to distinguish
-SIGNAL = 5.0  # least spread of their scores, as a multiple of that of one noise scored again
+SIGNAL_NOISES = 4  # noises whose stability a flow model must be able to distinguish
+MIN_SIGNAL = 5.0  # minimum spread of their scores, as a multiple of that of one noise scored again
 UNSTABLE = "no noise has a stability: the network gave NaN; try another dtype"
 
 
@@ -66,7 +66,7 @@ def noise_source(
     embeddings: Conditioning,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> NoiseSource:
-    """The noise source under this config; only flow models score noises before the first groups.
+    """The noise source of a plan; only flow models score noises before the first groups.
 
     Args:
         embeddings: of all classes, one row per class.
@@ -106,20 +106,20 @@ def _check_signal(
     Raises:
         InputError: scores of several noises hardly differ more than those of one noise.
     """
-    noises, others = initial_noise(range(2 * TRIED), shape).split(TRIED)
+    noises, perturbations = initial_noise(range(2 * SIGNAL_NOISES), shape).split(SIGNAL_NOISES)
     # Perturbed, because equal bits would give equal scores.
-    sets = torch.stack([noises, noises[:1] + torch.finfo(dtype).eps * others])
-    scores = scorer(sets, embeddings[[0, 0]], steps=scoring_steps(config))  # [2, TRIED, 1]
-    spread, again = scores[..., 0].std(dim=1).tolist()
-    again = max(again, torch.finfo(scores.dtype).eps)
-    if not spread > SIGNAL * again:
+    samples = torch.stack([noises, noises[:1] + torch.finfo(dtype).eps * perturbations])
+    scores = scorer(samples, embeddings[[0, 0]], steps=scoring_steps(config))  # [2, 4, 1]
+    spread, repeat_spread = scores[..., 0].std(dim=1).tolist()
+    repeat_spread = max(repeat_spread, torch.finfo(scores.dtype).eps)
+    if not spread > MIN_SIGNAL * repeat_spread:
         remedy = f"the stability of this model's noises differs by {spread:.1g}, that of one noise "
-        remedy += f"scored again by {again:.1g}: nothing to select by; set it to random"
+        remedy += f"scored again by {repeat_spread:.1g}: nothing to select by; set it to random"
         raise InputError("noise.strategy", config.noise.strategy, remedy)
 
 
 def random_noise(shape: Sequence[int]) -> NoiseSource:
-    """The noise of each group's own seed, unscored."""
+    """A source that draws the noise of each group from its seed, without scores."""
 
     def draw(groups: Sequence[MixGroup]) -> GroupNoise:
         record: NoiseNote = {"strategy": "random", "stability": None}
@@ -155,9 +155,9 @@ class NoiseSelector:
                 "stability": selection.scores[selection.best],
                 "per_alpha": selection.per_point[selection.best],
                 "seed": seed,
-                "digest": noise_digest(one),
+                "digest": noise_digest(group_noise),
             }
-            for selection, seed, one in zip(selections, seeds, noise, strict=True)
+            for selection, seed, group_noise in zip(selections, seeds, noise, strict=True)
         ]
         return noise, records, _faults(s.scores[s.best] for s in selections)
 

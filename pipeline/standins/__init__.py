@@ -71,14 +71,14 @@ def train_standins(
     final = folder / digest[:12]
     seconds: dict[str, float] = {}
     if not final.is_dir():
-        _make(folder)
+        _make_folder(folder)
         work = final.with_name(f"{final.name}.begun")
         require_no_link("folder", work)
         # diffusers and open_clip take seconds to import, and are needed only for training
         from semix.pipeline.standins.two_models import train_both
 
-        shown = nullcontext(progress) if progress else shown_progress()
-        with published(final) as partial, shown as report:
+        reporting = nullcontext(progress) if progress else shown_progress()
+        with published(final) as partial, reporting as report:
             seconds = train_both(
                 real, partial, recipe=recipe, digest=digest, report=report, work=work, device=device
             )
@@ -108,15 +108,15 @@ def standins_digest(real: RealDataset, recipe: Recipe) -> str:
     )
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError("folder", folder, f"cannot be made: {error.strerror}") from error
 
 
-SMALLEST_SIDE = 16  # pixels
-FEWEST_PER_CLASS = 2
+MIN_SIDE = 16  # pixels
+MIN_PER_CLASS = 2
 
 
 def check_suitable(real: RealDataset) -> int:
@@ -132,13 +132,13 @@ def check_suitable(real: RealDataset) -> int:
     counts = np.bincount(real.train.targets, minlength=classes)
     if len(counts) > classes:
         raise InputError("train", f"class {len(counts) - 1}", f"there are {classes} class names")
-    scarce = int(counts.argmin())
-    if counts[scarce] < FEWEST_PER_CLASS:
-        name = real.class_names[scarce]
-        remedy = f"class {name!r} needs at least {FEWEST_PER_CLASS} to learn from"
-        raise InputError("train", f"{counts[scarce]} images", remedy)
+    smallest = int(counts.argmin())
+    if counts[smallest] < MIN_PER_CLASS:
+        name = real.class_names[smallest]
+        remedy = f"class {name!r} needs at least {MIN_PER_CLASS} to learn from"
+        raise InputError("train", f"{counts[smallest]} images", remedy)
     side = real.train.images([0]).shape[1]
-    if side < SMALLEST_SIDE or side % 8:
-        remedy = f"choose a multiple of 8, at least {SMALLEST_SIDE}"
+    if side < MIN_SIDE or side % 8:
+        remedy = f"choose a multiple of 8, at least {MIN_SIDE}"
         raise InputError("real.image_size", side, remedy)
     return int(side)

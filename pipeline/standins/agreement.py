@@ -11,13 +11,13 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.noise import initial_noise
 from sklearn.svm import SVC
 
-MAX_REAL = 4000  # most training images of the classifier, and most test images
-AT_ONCE = 64
+MAX_REAL = 4000  # maximum training images of the classifier, and maximum test images
+BATCH = 64
 
 
 @dataclass(frozen=True)
 class ClassifierAgreement:
-    """Accuracies, in [0, 1], of a support vector machine on pixels.
+    """Accuracies in [0, 1] of a support vector machine on pixels, trained on real images.
 
     Attributes:
         generated: on `images` generated images, evenly over the classes.
@@ -32,10 +32,10 @@ class ClassifierAgreement:
 def end_point_agreement(
     config: GeneratorConfig, real: RealDataset, *, images: int = 200
 ) -> ClassifierAgreement:
-    """Generate pictures of single classes, and classify them with an independent classifier."""
-    draw = np.random.default_rng(0)
-    train = draw.permutation(len(real.train))[:MAX_REAL]
-    test = draw.permutation(len(real.test))[:MAX_REAL]
+    """Accuracy of a classifier of real images on generated images of single classes."""
+    rng = np.random.default_rng(0)
+    train = rng.permutation(len(real.train))[:MAX_REAL]
+    test = rng.permutation(len(real.test))[:MAX_REAL]
     judge = SVC().fit(_flat(real.train.images(train)), real.train.targets[train])
     targets = np.arange(images) % len(real.class_names)
     pictures = _generated(config, real, targets)
@@ -50,14 +50,14 @@ def _generated(config: GeneratorConfig, real: RealDataset, targets: np.ndarray) 
     """Images uint8 [N, S, S, 3] of the classes `targets`, at the size of the real images."""
     generator = load_generator(config, device="cpu")
     embeddings = generator.encode(real.class_names)
-    parts = []
-    for start in range(0, len(targets), AT_ONCE):
-        classes = targets[start : start + AT_ONCE]
+    batches = []
+    for start in range(0, len(targets), BATCH):
+        classes = targets[start : start + BATCH]
         seeds = [hashed_seed(0, "quality", start + i) for i in range(len(classes))]
         noise = initial_noise(seeds, generator.latent_shape)
         latents = generator.sample(noise, embeddings[torch.from_numpy(classes)])
-        parts.append(generator.decode(latents).numpy())
-    return np.concatenate(parts)
+        batches.append(generator.decode(latents).numpy())
+    return np.concatenate(batches)
 
 
 def _flat(images: np.ndarray) -> np.ndarray:

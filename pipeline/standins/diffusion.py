@@ -43,7 +43,7 @@ def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) ->
 @torch.no_grad()
 def encode(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of the latents of pixels [N,3,S,S], both [N,C,h,w]."""
-    posteriors = [vae.encode(part).latent_dist for part in pixels.split(64)]
+    posteriors = [vae.encode(batch).latent_dist for batch in pixels.split(64)]
     return torch.cat([p.mean for p in posteriors]), torch.cat([p.std for p in posteriors])
 
 
@@ -51,17 +51,18 @@ def encode(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
 def fold_standardisation(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
     """Change `vae` so that it encodes to (z - mean) / std instead of z, and decodes accordingly.
 
-    Both [C]. Exact but for rounding: the two quantisation convolutions are 1 x 1.
+    Mean and std are [C]. Exact but for rounding: the two quantisation convolutions are 1 x 1.
     """
-    into, out_of = vae.quant_conv, vae.post_quant_conv
-    assert isinstance(into, nn.Conv2d) and isinstance(out_of, nn.Conv2d)
-    assert into.bias is not None and out_of.bias is not None
+    # The last layer of the encoder, and the first of the decoder.
+    encoder, decoder = vae.quant_conv, vae.post_quant_conv
+    assert isinstance(encoder, nn.Conv2d) and isinstance(decoder, nn.Conv2d)
+    assert encoder.bias is not None and decoder.bias is not None
     channels = len(mean)
-    into.weight[:channels] /= std.view(-1, 1, 1, 1)
-    into.bias[:channels] = (into.bias[:channels] - mean) / std
-    into.bias[channels:] -= 2 * std.log()  # the second half are log-variances
-    out_of.bias += out_of.weight[:, :, 0, 0] @ mean
-    out_of.weight *= std.view(1, -1, 1, 1)
+    encoder.weight[:channels] /= std.view(-1, 1, 1, 1)
+    encoder.bias[:channels] = (encoder.bias[:channels] - mean) / std
+    encoder.bias[channels:] -= 2 * std.log()  # the second half are log-variances
+    decoder.bias += decoder.weight[:, :, 0, 0] @ mean
+    decoder.weight *= std.view(1, -1, 1, 1)
 
 
 def _channel_moments(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +122,7 @@ def train_pipeline(
     modules: list[nn.Module] = [unet, text_encoder]
     for step in fit(modules, loss, stage=stage, average_decay=recipe.average_decay):
         report("denoiser", step, stage.steps)
-    parts: dict[str, Any] = {  # diffusers' annotations allow neither DDIM nor None
+    components: dict[str, Any] = {  # diffusers' annotations allow neither DDIM nor None
         "vae": vae,
         "text_encoder": text_encoder,
         "tokenizer": tokenizer,
@@ -130,7 +131,7 @@ def train_pipeline(
         "safety_checker": None,
         "feature_extractor": None,
     }
-    return StableDiffusionPipeline(**parts, requires_safety_checker=False)
+    return StableDiffusionPipeline(**components, requires_safety_checker=False)
 
 
 def _v_loss(
@@ -191,14 +192,14 @@ def _text_encoder(tokenizer: CLIPTokenizer, recipe: Recipe) -> CLIPTextModel:
         )
     )
     # 50 times the usual spread: words that differ from the start allow a short training
-    words = model.get_input_embeddings()
-    assert isinstance(words, nn.Embedding)
-    nn.init.normal_(words.weight, std=1.0)
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    nn.init.normal_(embedding.weight, std=1.0)
     return model
 
 
 def _unet(recipe: Recipe, *, channels: int, size: int) -> UNet2DConditionModel:
-    # text conditions all levels but the first, which would cost as much as all others together
+    # text conditions all levels but the first, where it would cost as much as in all the others
     attending = len(recipe.denoiser_widths) - 1
     return UNet2DConditionModel(
         sample_size=size,
@@ -210,7 +211,7 @@ def _unet(recipe: Recipe, *, channels: int, size: int) -> UNet2DConditionModel:
         layers_per_block=1,
         norm_num_groups=8,
         cross_attention_dim=recipe.text_width,
-        attention_head_dim=4,  # the number of heads, whatever diffusers calls it
+        attention_head_dim=4,  # the number of heads, despite its name in diffusers
     )
 
 

@@ -1,4 +1,4 @@
-"""Common parts of the trainings: the images in memory, the batches, and the optimisation loop."""
+"""Shared by the trainings: the images in memory, the batches, and the optimisation loop."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ class TrainingImages:
 
 
 def load_images(split: ImageSplit, *, limit: int) -> TrainingImages:
-    """Load at most `limit` images of the split, evenly over the classes: the first of each.
+    """Load at most `limit` images of the split: the first ones of each class, evenly.
 
     Raises:
         InputError: all of them are the same picture.
@@ -68,12 +68,12 @@ def seeded(seed: int) -> Iterator[None]:
 
 def batches(count: int, size: int, *, rng: torch.Generator) -> Iterator[Tensor]:
     """Yield indices [size] below `count` without end; every index comes once per round."""
-    waiting = torch.empty(0, dtype=torch.int64)
+    indices = torch.empty(0, dtype=torch.int64)
     while True:
-        while len(waiting) < size:
-            waiting = torch.cat([waiting, torch.randperm(count, generator=rng)])
-        yield waiting[:size]
-        waiting = waiting[size:]
+        while len(indices) < size:
+            indices = torch.cat([indices, torch.randperm(count, generator=rng)])
+        yield indices[:size]
+        indices = indices[size:]
 
 
 def fit(
@@ -117,7 +117,7 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 def _rate(step: int, steps: int) -> float:
-    """Share of the peak learning rate at a step: linear warm-up, then half a cosine."""
+    """Fraction of the peak learning rate at a step: linear warm-up, then half a cosine."""
     warm_up = min(WARM_UP_STEPS, max(1, steps // 4))
     if step < warm_up:
         return (step + 1) / warm_up

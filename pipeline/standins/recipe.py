@@ -50,7 +50,7 @@ class Recipe:
     denoiser_widths: tuple[int, ...] = (32, 32)
     text_width: int = 64
     text_layers: int = 2
-    dropped_captions: float = 0.1  # share of captions replaced by "", for classifier-free guidance
+    dropped_captions: float = 0.1  # fraction of captions that become "", for guidance
     clip_width: int = 64
     clip_layers: int = 3
     clip_grid: int = 4  # patches along each side of the image
@@ -80,7 +80,7 @@ def recipe_for(*, num_images: int, image_size: int) -> Recipe:
 
 
 def large_recipe(*, image_size: int) -> Recipe:
-    """For a GPU and tens of thousands of images.
+    """A recipe for a GPU and tens of thousands of images.
 
     Each training is meant to take minutes on an H100, but none has run there yet. A training that
     is interrupted starts again; finished ones are kept.
@@ -103,7 +103,7 @@ def large_recipe(*, image_size: int) -> Recipe:
 
 
 def tiny_recipe(*, image_size: int) -> Recipe:
-    """Six steps per training: valid but useless models, to test a pipeline in seconds."""
+    """A recipe of six steps per training: useless models, to test a pipeline in seconds."""
     return Recipe(
         autoencoder=TrainingStage(6, 16, 3e-3),
         denoiser=TrainingStage(6, 16, 2e-3),
@@ -119,7 +119,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def shown_progress() -> Iterator[Report]:
-    """A `Report` that prints each stage's rate and remaining time on stderr."""
+    """Yield a `Report` that prints each stage's rate and remaining time on stderr."""
     if not sys.stderr.isatty():
         yield Lines()
         return
@@ -135,23 +135,23 @@ def shown_progress() -> Iterator[Report]:
 
 
 class Lines:
-    """One line every ten seconds, and one at the end of each stage."""
+    """Prints one line every ten seconds, and one at the end of each stage."""
 
     def __init__(self) -> None:
         self.stage = ""
-        self.started = self.shown = 0.0  # seconds of the monotonic clock
+        self.started_at = self.printed_at = 0.0  # seconds of the monotonic clock
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
         if stage != self.stage:
-            self.stage, self.started, self.shown = stage, now, now
-        if done < total and now - self.shown < SECONDS_BETWEEN_LINES:
+            self.stage, self.started_at, self.printed_at = stage, now, now
+        if done < total and now - self.printed_at < SECONDS_BETWEEN_LINES:
             return
-        self.shown = now
-        seconds = max(now - self.started, 1e-6)
+        self.printed_at = now
+        seconds = max(now - self.started_at, 1e-6)
         rate = done / seconds
-        rest = f"{(total - done) / rate:.0f} s left" if done < total else f"took {seconds:.0f} s"
-        print_line(f"{stage}: {done}/{total}, {rate:.1f} steps/s, {rest}", file=sys.stderr)
+        text = f"{(total - done) / rate:.0f} s left" if done < total else f"took {seconds:.0f} s"
+        print_line(f"{stage}: {done}/{total}, {rate:.1f} steps/s, {text}", file=sys.stderr)
 
 
 class _Bars:

@@ -63,7 +63,7 @@ def train_clip(
     def loss() -> Tensor:
         rows = next(draw)
         template = torch.randint(caption_ids.shape[1], (len(rows),), generator=rng)
-        pixels = shifted(inputs[rows], most=images.size // 16, rng=rng)
+        pixels = shifted(inputs[rows], max_shift=images.size // 16, rng=rng)
         image_features = model.encode_image(pixels, normalize=True)
         texts = caption_ids[images.targets[rows], template].to(images.device)
         text_features = model.encode_text(texts, normalize=True)
@@ -102,11 +102,11 @@ def contrastive_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return (F.cross_entropy(logits, match) + F.cross_entropy(logits.T, match)) / 2
 
 
-def shifted(pixels: Tensor, *, most: int, rng: torch.Generator) -> Tensor:
+def shifted(pixels: Tensor, *, max_shift: int, rng: torch.Generator) -> Tensor:
     """Shift each image [B,C,S,S] by up to `most` pixels; the border is repeated."""
     size = pixels.shape[-1]
-    padded = F.pad(pixels, (most,) * 4, mode="replicate")
-    offsets = torch.randint(2 * most + 1, (len(pixels), 2), generator=rng).tolist()
+    padded = F.pad(pixels, (max_shift,) * 4, mode="replicate")
+    offsets = torch.randint(2 * max_shift + 1, (len(pixels), 2), generator=rng).tolist()
     pairs = zip(padded, offsets, strict=True)
     return torch.stack([image[:, y : y + size, x : x + size] for image, (y, x) in pairs])
 

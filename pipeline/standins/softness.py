@@ -21,13 +21,13 @@ from torch.special import entr
 # for weights evenly from 0 to 1; the hard labels that cost accuracy in docs/studies have 0.03.
 SOFT = 0.85
 SERIES, ALPHAS = 24, 8
-MAX_REAL = 4000  # most images for measuring prototypes
-MIN_SCALE, MAX_SCALE = 0.1, 20.0  # scales
+MAX_REAL = 4000  # maximum images for measuring prototypes
+MIN_SCALE, MAX_SCALE = 0.1, 20.0
 
 
 def soft_scale(generator: GeneratorConfig, clip: EncoderConfig, real: RealDataset) -> float:
-    """The scale at which labels of such series have SOFT times a uniform label's entropy."""
-    return scale_of_share(series_weights(generator, clip, real), SOFT)
+    """The scale at which labels of such series have SOFT times the entropy of a uniform label."""
+    return scale_of_entropy(series_weights(generator, clip, real), SOFT)
 
 
 def series_weights(generator: GeneratorConfig, clip: EncoderConfig, real: RealDataset) -> Tensor:
@@ -42,20 +42,20 @@ def series_weights(generator: GeneratorConfig, clip: EncoderConfig, real: RealDa
         model.encode(real.class_names),
         list(combinations(range(len(prototypes)), 2)),
     )
-    first = torch.linspace(1, 0, ALPHAS)
+    alphas = torch.linspace(1, 0, ALPHAS)
     weights = []
     for index in range(SERIES):
         pair = pairs[index * len(pairs) // SERIES if len(pairs) > SERIES else index % len(pairs)]
         noise = initial_noise([hashed_seed(0, "softness", index)], model.latent_shape)
-        condition = mix(embeddings, pair, torch.stack([first, 1 - first], 1))
+        condition = mix(embeddings, pair, torch.stack([alphas, 1 - alphas], 1))
         latents = model.sample(noise.repeat_interleave(ALPHAS, dim=0), condition)
-        ends = (prototypes[k].expand(ALPHAS, -1) for k in pair)
-        weights.append(projection_weight(encoder.encode(model.decode(latents)), *ends))
+        pair_prototypes = (prototypes[k].expand(ALPHAS, -1) for k in pair)
+        weights.append(projection_weight(encoder.encode(model.decode(latents)), *pair_prototypes))
     return torch.stack(weights)
 
 
-def scale_of_share(weights: Tensor, share: float) -> float:
-    """The scale, to two digits, at which labels have this share of a uniform label's entropy.
+def scale_of_entropy(weights: Tensor, ratio: float) -> float:
+    """The scale, to two digits, at which mean label entropy has this ratio to a uniform label's.
 
     Args:
         weights: raw, of any shape.
@@ -63,7 +63,7 @@ def scale_of_share(weights: Tensor, share: float) -> float:
     low, high = MIN_SCALE, MAX_SCALE
     for _ in range(30):  # entropy falls as the scale grows
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if entropy_share(weights, middle) > share else (low, middle)
+        low, high = (middle, high) if entropy_share(weights, middle) > ratio else (low, middle)
     return float(f"{low:.2g}")
 
 

@@ -11,11 +11,11 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import CLIPTokenizer
 
-Captions = list[list[str]]  # [K][T]: of each class, the bare name last
+Captions = list[list[str]]  # [K][T], per class; its bare name comes last
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 WORD_END = "</w>"  # marks the last letter of a word, as in every CLIP vocabulary
-SHORTEST, LONGEST = 16, 77  # tokens of a caption with its two marks; 77 is CLIP's limit
+MIN_TOKENS, MAX_TOKENS = 16, 77  # tokens of a caption with its two marks; 77 is CLIP's limit
 
 
 def captions_of(class_names: Sequence[str], templates: Sequence[str]) -> Captions:
@@ -72,13 +72,13 @@ def learn_merges(words: Iterable[str]) -> list[tuple[str, str]]:
 
     Source: Sennrich et al. 2016, algorithm 1, run until nothing is left to merge.
     """
-    spelt = [[*word[:-1], word[-1] + WORD_END] for word in words]
+    spellings = [[*word[:-1], word[-1] + WORD_END] for word in words]
     merges: list[tuple[str, str]] = []
-    while spelt := [symbols for symbols in spelt if len(symbols) > 1]:
-        counts = Counter(pair for symbols in spelt for pair in pairwise(symbols))
-        best = max(counts, key=lambda pair: (counts[pair], pair))  # ties by the alphabet
-        merges.append(best)
-        spelt = [_merge(symbols, best) for symbols in spelt]
+    while spellings := [symbols for symbols in spellings if len(symbols) > 1]:
+        counts = Counter(pair for symbols in spellings for pair in pairwise(symbols))
+        top_pair = max(counts, key=lambda pair: (counts[pair], pair))  # ties by the alphabet
+        merges.append(top_pair)
+        spellings = [_merge(symbols, top_pair) for symbols in spellings]
     return merges
 
 
@@ -113,8 +113,8 @@ def _context_length(
 ) -> int:
     lengths = [max(len(tokenizer(text)["input_ids"]) for text in texts) for texts in captions]
     longest = max(lengths)
-    if longest > LONGEST:
+    if longest > MAX_TOKENS:
         name = class_names[lengths.index(longest)]
-        remedy = f"its caption has {longest} tokens of at most {LONGEST}; shorten the name"
+        remedy = f"its caption has {longest} tokens of at most {MAX_TOKENS}; shorten the name"
         raise InputError("class_names", repr(name), remedy)
-    return max(SHORTEST, longest)
+    return max(MIN_TOKENS, longest)

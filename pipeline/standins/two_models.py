@@ -26,7 +26,7 @@ from semix.pipeline.standins.small_clip import clip_tokenizer, train_clip
 from semix.pipeline.standins.text import Captions, build_tokenizer, captions_of
 from torch import nn
 
-WORTH_A_PROCESS = 100  # steps of CLIP; they take as long as the imports of a process
+MIN_STEPS_FOR_PROCESS = 100  # of CLIP: these take as long as the imports of a new process
 
 
 def train_both(
@@ -45,7 +45,7 @@ def train_both(
         work: a folder for the autoencoder and CLIP once they are trained, which are reused after
             an interruption.
     Returns:
-        The seconds of each training; for CLIP, those after the end of the others.
+        The seconds of each training; for CLIP, those after the end of the other trainings.
     """
     seconds: dict[str, float] = {}
     names = real.class_names
@@ -110,7 +110,7 @@ def clip_training(
     if folder.is_dir():
         yield lambda: None
         return
-    if recipe.clip.steps < WORTH_A_PROCESS or images.device.type != "cpu":
+    if recipe.clip.steps < MIN_STEPS_FOR_PROCESS or images.device.type != "cpu":
         yield train
         return
     command = [sys.executable, "-P", "-m", "semix.pipeline.standins.small_clip", str(folder)]
@@ -216,13 +216,13 @@ def model_cards(
         f"({names})\n"
         f"- Digest of data, settings, code and library versions: `{digest}`"
     )
-    words = {
+    fields = {
         "facts": facts,
         "recipe": recipe,
         "captions": ", ".join(f'"{template}"' for template in (*recipe.templates, PLACEHOLDER)),
         "example": prompts(recipe.templates[0], class_names)[0],
     }
-    return _DIFFUSION.format(**words), _CLIP.format(**words)
+    return _DIFFUSION.format(**fields), _CLIP.format(**fields)
 
 
 def _one_line(name: str) -> str:

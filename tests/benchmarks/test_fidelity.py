@@ -1,4 +1,4 @@
-"""The criteria of fast images, on sets whose truth is known."""
+"""The criteria for images of fast recipes, on samples whose distributions are known."""
 
 import math
 
@@ -23,18 +23,18 @@ def series(groups: int = 100, *, seed: int, steep: float = 6.0, noise: float = 0
     return (torch.sigmoid(steep * (alphas - 0.5 - shift)) + rough)[..., None]
 
 
-def named(criteria: list[dict]) -> dict[str, dict]:
+def by_name(criteria: list[dict]) -> dict[str, dict]:
     return {criterion["name"]: criterion for criterion in criteria}
 
 
 def test_figures_of_two_series_by_hand():
     exact = torch.tensor([[0.0, 0.5, 1.0], [0.0, 0.3, 0.1]])[..., None]
-    found = named(weight_criteria(exact, exact, exact, seed=0))
-    assert found["series that only rise"]["exact"] == 0.5
-    assert found["weights in 0.2 to 0.8"]["exact"] == pytest.approx(2 / 6)
+    results = by_name(weight_criteria(exact, exact, exact, seed=0))
+    assert results["series that only rise"]["exact"] == 0.5
+    assert results["weights in 0.2 to 0.8"]["exact"] == pytest.approx(2 / 6)
     # Five bins are met, of width 0.1: that of 0.0 twice.
     expected = -(2 / 6) * math.log(2 / 6) - 4 * (1 / 6) * math.log(1 / 6)
-    assert found["entropy of weights"]["exact"] == pytest.approx(expected)
+    assert results["entropy of weights"]["exact"] == pytest.approx(expected)
 
 
 def test_the_same_images_pass_with_no_distance():
@@ -45,19 +45,21 @@ def test_the_same_images_pass_with_no_distance():
 
 def test_weights_outside_the_histogram_count_in_its_end_bins():
     far, near = torch.tensor([[-9.0, 9.0]])[..., None], torch.tensor([[-0.5, 1.49]])[..., None]
-    far, near = (named(weight_criteria(w, w, w, seed=0))["entropy of weights"] for w in (far, near))
+    far, near = (
+        by_name(weight_criteria(w, w, w, seed=0))["entropy of weights"] for w in (far, near)
+    )
     assert far["exact"] == near["exact"] == pytest.approx(math.log(2))
     one_bin = torch.tensor([[0.12, 0.18]])[..., None]
-    found = named(weight_criteria(one_bin, one_bin, one_bin, seed=0))
-    assert found["entropy of weights"]["exact"] == 0
+    results = by_name(weight_criteria(one_bin, one_bin, one_bin, seed=0))
+    assert results["entropy of weights"]["exact"] == 0
 
 
 def test_the_exact_recipe_from_further_seeds_passes_nearly_always():
-    failed = 0
+    num_failed = 0
     for seed in range(100):
         exact, fast, other = (series(seed=3 * seed + part) for part in range(3))
-        failed += not all(c["passed"] for c in weight_criteria(exact, fast, other, seed=0))
-    assert failed <= 5
+        num_failed += not all(c["passed"] for c in weight_criteria(exact, fast, other, seed=0))
+    assert num_failed <= 5
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,8 @@ def test_the_exact_recipe_from_further_seeds_passes_nearly_always():
     ],
 )
 def test_another_distribution_of_weights_is_caught(change, caught):
-    found = weight_criteria(series(seed=0), series(seed=0, **change), series(seed=1), seed=0)
-    assert not named(found)[caught]["passed"]
+    results = weight_criteria(series(seed=0), series(seed=0, **change), series(seed=1), seed=0)
+    assert not by_name(results)[caught]["passed"]
 
 
 def test_a_share_that_no_series_has_may_appear_in_three():
@@ -79,17 +81,18 @@ def test_a_share_that_no_series_has_may_appear_in_three():
         weights[:falling, 1] = 0.9
         return weights[..., None]
 
-    found = [
-        named(weight_criteria(rising(0), rising(falling), rising(0), seed=0)) for falling in (3, 4)
+    results = [
+        by_name(weight_criteria(rising(0), rising(falling), rising(0), seed=0))
+        for falling in (3, 4)
     ]
-    assert [f["series that only rise"]["limit"] for f in found] == [3 / 50, 3 / 50]
-    assert [f["series that only rise"]["passed"] for f in found] == [True, False]
+    assert [f["series that only rise"]["limit"] for f in results] == [3 / 50, 3 / 50]
+    assert [f["series that only rise"]["passed"] for f in results] == [True, False]
 
 
 def test_a_simplex_has_no_rising_series():
     weights = torch.rand(20, 6, 3, generator=torch.Generator().manual_seed(0))
-    found = named(weight_criteria(weights, weights, weights, seed=0))
-    assert set(found) == {"entropy of weights", "weights in 0.2 to 0.8"}
+    results = by_name(weight_criteria(weights, weights, weights, seed=0))
+    assert set(results) == {"entropy of weights", "weights in 0.2 to 0.8"}
 
 
 def gaussian(count: int, scales: Tensor, *, seed: int, mean: float = 0.0) -> Tensor:
@@ -102,7 +105,7 @@ def test_frechet_distance_is_the_formula():
     mixing = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
     first = gaussian(400, torch.linspace(0.5, 2, 6), seed=1) @ mixing
     second = gaussian(300, torch.ones(6), seed=2, mean=0.3)
-    covariances = [torch.cov(part.double().T) for part in (first, second)]
+    covariances = [torch.cov(sample.double().T) for sample in (first, second)]
     root = torch.linalg.eigvals(covariances[0] @ covariances[1]).real.sqrt().sum()
     means = (first.double().mean(0) - second.double().mean(0)).square().sum()
     expected = means + sum(c.trace() for c in covariances) - 2 * root
@@ -117,8 +120,8 @@ def test_frechet_distance_of_a_shift_is_its_square():
 
 def test_frechet_distance_bears_fewer_images_than_directions():
     first, second = (gaussian(20, torch.ones(50), seed=seed) for seed in (0, 1))
-    found = frechet_distance(first, second)
-    assert 0 < found < 100
+    results = frechet_distance(first, second)
+    assert 0 < results < 100
     assert frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
 
 
@@ -126,16 +129,16 @@ def test_leading_directions_keep_what_one_set_alone_varies_in():
     scales = torch.tensor([3.0, 2.0, 0.01, 0.01])
     usual = [gaussian(20, scales, seed=seed) for seed in (0, 1)]
     odd = gaussian(20, torch.tensor([0.01, 0.01, 0.01, 9.0]), seed=2)
-    kept = leading_directions([*usual, odd])
-    assert [part.shape for part in kept] == [(20, 2)] * 3  # one direction for ten images
-    assert kept[2].std(0).max() > 5
+    projected = leading_directions([*usual, odd])
+    assert [sample.shape for sample in projected] == [(20, 2)] * 3  # one direction for ten images
+    assert projected[2].std(0).max() > 5
 
 
 def test_features_of_further_seeds_pass_and_shifted_ones_do_not():
     scales = torch.linspace(0.2, 1, 16)
     exact, fast, other = (gaussian(400, scales, seed=seed) for seed in range(3))
-    found = feature_criterion(exact, fast, other)
-    assert found["passed"]
-    assert found["limit"] == pytest.approx(1.2 * found["other"])
+    results = feature_criterion(exact, fast, other)
+    assert results["passed"]
+    assert results["limit"] == pytest.approx(1.2 * results["other"])
     assert not feature_criterion(exact, fast + 0.3, other)["passed"]
     assert feature_criterion(exact, exact, other)["distance"] == pytest.approx(0, abs=1e-9)

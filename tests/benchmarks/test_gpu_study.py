@@ -24,8 +24,8 @@ def pictures(digits, tmp_path) -> Path:
         for target, label in enumerate(CLASSES):
             folder = tmp_path / "pictures" / split / label
             folder.mkdir(parents=True, exist_ok=True)
-            chosen = (real.targets == target).nonzero()[0][:30]
-            for index, pixels in zip(chosen, real.images(chosen), strict=True):
+            indices = (real.targets == target).nonzero()[0][:30]
+            for index, pixels in zip(indices, real.images(indices), strict=True):
                 Image.fromarray(pixels).save(folder / f"{name}-{index}.png")
     return tmp_path / "pictures"
 
@@ -44,17 +44,17 @@ def test_it_stops_with_its_budget_goes_on_and_writes_every_value(pictures, tmp_p
     assert stopped.returncode == 75, stopped.stderr
     assert "0 of 1 mixed datasets are made, 0 of 8 cells measured" in stopped.stdout
     assert not (out / "result.json").exists()
-    ended = run("9m")
-    assert ended.returncode == 0, ended.stderr
-    assert "prefect" not in ended.stderr
+    finished = run("9m")
+    assert finished.returncode == 0, finished.stderr
+    assert "prefect" not in finished.stderr
     (root,) = [Root(str(path.parent)) for path in out.glob("mixed/*/plan.json")]
     assert root.missing() == [] and len(root.done()) == 1
-    found = json.loads((out / "result.json").read_text())
-    assert (found["device"], found["config"]["name"]) == ("cpu", "CIFAR-10 on one GPU")
-    figures = found["results"]["study"]["figures"]
-    assert figures["missing"] == {}
-    assert set(figures["seconds"]) == {"models and mixed images", "trainings"}
-    values = pandas.DataFrame(figures["values"]).query("kind == 'plain'")
+    result = json.loads((out / "result.json").read_text())
+    assert (result["device"], result["config"]["name"]) == ("cpu", "CIFAR-10 on one GPU")
+    study_values = result["results"]["study"]["figures"]
+    assert study_values["missing"] == {}
+    assert set(study_values["seconds"]) == {"models and mixed images", "trainings"}
+    values = pandas.DataFrame(study_values["values"]).query("kind == 'plain'")
     points = [f"CSM (w {w})" for w in (1, 2, 4)]
     rows = ["CE", "LS", "FeDLaS-MbLS", *points, "CSM, chosen", "head without masks", "CE + MaC-Cal"]
     assert list(values["row"]) == rows

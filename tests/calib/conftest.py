@@ -31,7 +31,7 @@ ALPHAS = [0.0, 0.3, 0.7, 1.0]
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small only wait for a second thread; and last bits depend on how many."""
+    """A second thread only slows models this small, and the last bits depend on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -40,16 +40,16 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def mixed_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A root of 45 series of 4 images, one a pair of digits; plain blends stand for mixing."""
+    """A root of 45 series of 4 images, one per pair of digits; plain blends stand in for mixing."""
     real = load_real(RealDataConfig(**REAL))
     pictures = [real.train.images(real.train.targets == k)[0].astype(float) for k in range(10)]
     samples = []
-    for group, pair in enumerate(itertools.combinations(range(10), 2)):
-        series = [a * pictures[pair[0]] + (1 - a) * pictures[pair[1]] for a in ALPHAS]
+    for number, pair in enumerate(itertools.combinations(range(10), 2)):
+        blends = [a * pictures[pair[0]] + (1 - a) * pictures[pair[1]] for a in ALPHAS]
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in ALPHAS]
-        given = {"classes": list(pair), "alphas": ALPHAS, "weights": ALPHAS, "labels": labels}
-        record = handmade.series_of(handmade.record(group, **given))
-        images = [encode_image(image.round().astype(np.uint8), "webp") for image in series]
+        fields = {"classes": list(pair), "alphas": ALPHAS, "weights": ALPHAS, "labels": labels}
+        record = handmade.series_of(handmade.record(number, **fields))
+        images = [encode_image(image.round().astype(np.uint8), "webp") for image in blends]
         samples.append(GroupSample(record, images, "webp"))
     return handmade.root_of(tmp_path_factory.mktemp("mixed"), samples, real.class_names).url
 
@@ -80,7 +80,7 @@ def make_config(mixed_url: str) -> Callable[..., TrainConfig]:
 
 @pytest.fixture
 def make_run(make_config: Callable[..., TrainConfig], tmp_path: Path) -> Callable[..., Path]:
-    """make_run(name, *overrides): a run folder that holds its settings alone."""
+    """make_run(name, *overrides): a run folder that holds only its settings."""
 
     def make(name: str, *overrides: str) -> Path:
         return claim_run(make_config(*overrides), tmp_path / name).parent
@@ -90,7 +90,7 @@ def make_run(make_config: Callable[..., TrainConfig], tmp_path: Path) -> Callabl
 
 @pytest.fixture
 def accelerator() -> Iterator[Accelerator]:
-    """One whose precision is that of the test alone."""
+    """An accelerator that takes over no precision from an earlier test."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield Accelerator()
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -111,7 +111,7 @@ def make_stage(
 
 @pytest.fixture
 def make_study() -> Callable[..., StudyConfig]:
-    """make_study(*overrides): one dataset and three methods, of which two share stage one."""
+    """make_study(*overrides): one dataset and three methods, two of which share stage one."""
 
     def make(*overrides: str) -> StudyConfig:
         return load_settings(StudyConfig, copy.deepcopy(STUDY), overrides)
@@ -121,5 +121,5 @@ def make_study() -> Callable[..., StudyConfig]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """CE, then CSM with a MaC-Cal head, of two seeds each."""
+    """Two runs of two seeds: CE, and CSM with a MaC-Cal head."""
     return make_runs(tmp_path)

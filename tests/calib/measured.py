@@ -55,40 +55,40 @@ def random_predictions(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def write_run(
     cell: Cell,
     out: Path,
-    measured: Mapping[int, Mapping[str, Mapping[str, float]]],
-    **row: Any,
+    metrics: Mapping[int, Mapping[str, Mapping[str, float]]],
+    **extra: Any,
 ) -> None:
-    """A run folder as a trainer leaves it: by seed, figures over those of random predictions.
+    """Write a run folder as a trainer leaves it: `metrics` over those of random predictions.
 
     Args:
-        measured: by seed and kind ("plain", "scaled"), some measures.
-        row: further entries of every row of evaluation.json.
+        metrics: some measures per seed and kind ("plain", "scaled").
+        extra: further entries of every row of evaluation.json.
     """
     run = cell.run(out)
     settings = cell.config.evaluation.model_dump(mode="json")
-    measured_so = {"schema": SCHEMA, "evaluation": settings}
+    header = {"schema": SCHEMA, "evaluation": settings}
     rows = []
-    for seed, kinds in measured.items():
+    for seed, kinds in metrics.items():
         logits, targets = random_predictions(seed)
         path = seed_folder(run, seed) / f"logits-{cell.stage}.safetensors"
         tensors = {"logits": logits, "targets": targets}
-        both = {
+        by_split = {
             f"{split}_{k}": v.clone()
             for split in ("validation", "test")
             for k, v in tensors.items()
         }
-        save_tensors(path, both)
+        save_tensors(path, by_split)
         plain = calibration_metrics(logits, targets).as_dict()
-        found = {"stage": cell.stage, "seed": seed, "temperature": 1.0, "bins": 15, **row}
-        found |= {"logits": path.relative_to(run).as_posix()}
-        found |= {kind: {**plain, **kinds.get(kind, {})} for kind in ("plain", "scaled")}
-        rows.append(found)
-        evaluation = {"config": cell.config.identity(), "rows": [found]}
-        write_json(seed_evaluation(run, seed), measured_so | evaluation)
+        row = {"stage": cell.stage, "seed": seed, "temperature": 1.0, "bins": 15, **extra}
+        row |= {"logits": path.relative_to(run).as_posix()}
+        row |= {kind: {**plain, **kinds.get(kind, {})} for kind in ("plain", "scaled")}
+        rows.append(row)
+        evaluation = {"config": cell.config.identity(), "rows": [row]}
+        write_json(seed_evaluation(run, seed), header | evaluation)
     write_json(run / CONFIG, cell.config.model_dump(mode="json"))
-    if len(measured) == len(cell.config.seeds):
-        whole = {"digest": "d", "seconds": 90.0, "versions": {"torch": "9.1"}, "rows": rows}
-        write_json(run / EVALUATION, measured_so | whole)
+    if len(metrics) == len(cell.config.seeds):
+        summary = {"digest": "d", "seconds": 90.0, "versions": {"torch": "9.1"}, "rows": rows}
+        write_json(run / EVALUATION, header | summary)
 
 
 # Single runs
@@ -96,9 +96,9 @@ def write_run(
 NAUGHTY = '<b>&"'
 
 
-def measures(**given: float) -> dict[str, float]:
-    keys = [measure.key for place in ("page", "selective") for measure in shown_in(place)]
-    return {key: given.get(key, 0.5) for key in [*keys, "classwise_ece"]}
+def measures(**values: float) -> dict[str, float]:
+    keys = [measure.key for table in ("page", "selective") for measure in shown_in(table)]
+    return {key: values.get(key, 0.5) for key in [*keys, "classwise_ece"]}
 
 
 def make_run(
@@ -116,7 +116,7 @@ def make_run(
         real: name and digest of its real images.
     """
     rows = []
-    for seed, given in enumerate(values):
+    for seed, metrics in enumerate(values):
         for stage in ("base", "head") if head else ("base",):
             logits = f"seed-{seed}/logits-{stage}.safetensors"
             (folder / logits).parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def make_run(
                 )
             }
             save_tensors(folder / logits, tensors)
-            plain = measures(**given)
+            plain = measures(**metrics)
             scaled = {**plain, "ece": plain["ece"] / 2}
             row = {"stage": stage, "seed": seed, "temperature": 1.5 + seed, "logits": logits}
             rows.append({**row, "bins": 15, "plain": plain, "scaled": scaled})
@@ -169,9 +169,9 @@ LIMITS = {key: [0.1, 0.2] for key in ("accuracy", "ece", "adaptive_ece", "nll", 
 OOD = {NAUGHTY: {"images": 7, **OOD_CELL}, "mean": {**OOD_CELL, "fpr95": 0.45}}
 
 
-def change_rows(run: Path, **parts: object) -> None:
-    """Add parts to every row of a run's evaluation."""
+def change_rows(run: Path, **fields: object) -> None:
+    """Add fields to every row of a run's evaluation."""
     path = run / "evaluation.json"
     evaluation = json.loads(path.read_text())
-    evaluation["rows"] = [{**row, **parts} for row in evaluation["rows"]]
+    evaluation["rows"] = [{**row, **fields} for row in evaluation["rows"]]
     path.write_text(json.dumps(evaluation))

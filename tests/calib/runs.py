@@ -1,4 +1,4 @@
-"""What tests of whole runs share: their history, comparisons, interruptions, two processes."""
+"""Helpers for tests of whole runs: history, comparison, interruption, several processes."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-STEPS = 3  # of an epoch, in either stage: 60 images by 20
+STEPS = 3  # per epoch of either stage: 60 images in batches of 20
 WEIGHTS = ("model.safetensors", "head.safetensors", "logits-base.safetensors")
 
 
@@ -22,33 +22,33 @@ def history(run: Path, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def assert_same_results(
-    run: Path, other: Path, seed: int = 0, *, weights: Sequence[str] = WEIGHTS
+    run: Path, reference: Path, seed: int = 0, *, weights: Sequence[str] = WEIGHTS
 ) -> None:
     for name in weights:
-        found = [load_file(folder / f"seed-{seed}" / name) for folder in (run, other)]
-        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
-    assert history(run, seed) == history(other, seed)
+        states = [load_file(folder / f"seed-{seed}" / name) for folder in (run, reference)]
+        torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    assert history(run, seed) == history(reference, seed)
 
 
 def stop_after(epochs: int = 0, *, steps: int = 0) -> Callable[[], bool]:
-    """Asked once a step, over both stages."""
+    """A stop condition that is called once per step of both stages and is true after these."""
     last, calls = epochs * STEPS + steps, iter(range(1, 1000))
     return lambda: next(calls) == last
 
 
 def run_two(script: str, folder: Path, *arguments: object, processes: int = 2) -> str:
-    """What a script prints that two processes run, or more."""
+    """Run a script in two processes or more; returns what they print."""
     (folder / "script.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command.append(f"--nproc_per_node={processes}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    found = subprocess.run(
+    result = subprocess.run(
         [*command, str(folder / "script.py"), *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
         timeout=300,  # processes that wait for each other never end
     )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout

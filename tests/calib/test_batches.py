@@ -1,4 +1,4 @@
-"""Batches: who sees what, augmentation and normalisation by hand, parts whose means add up."""
+"""Batches: which process sees which images; augmentation, normalisation, micro-batches."""
 
 import threading
 
@@ -34,16 +34,16 @@ def batches(count: int, batch_size: int, **options) -> Batches:
     return Batches(InMemoryImages(images), targets, batch_size=batch_size, **options)
 
 
-def epoch(found: Batches, seed: int = 0) -> list:
-    return list(found.epoch(torch.Generator().manual_seed(seed)))
+def epoch(loader: Batches, seed: int = 0) -> list:
+    return list(loader.epoch(torch.Generator().manual_seed(seed)))
 
 
 def test_an_epoch_shows_every_image_once_and_in_a_new_order():
-    found = batches(12, 4)
-    orders = [torch.cat([batch.indices for batch in epoch(found, seed)]) for seed in (0, 0, 1)]
+    loader = batches(12, 4)
+    orders = [torch.cat([batch.indices for batch in epoch(loader, seed)]) for seed in (0, 0, 1)]
     assert sorted(orders[0].tolist()) == list(range(12))
     assert orders[0].tolist() == orders[1].tolist() != orders[2].tolist()
-    for batch in epoch(found):
+    for batch in epoch(loader):
         assert batch.images[:, 0, 0, 0].tolist() == batch.indices.tolist()
         assert batch.targets.tolist() == (batch.indices % 10).tolist()
         assert batch.mixed_images is None
@@ -63,8 +63,8 @@ def test_what_cannot_be_shared_is_refused(count, size):
 
 
 def test_one_image_alone_is_no_batch():
-    remedy = r"at least 2 of the 1 training images for each"
-    with pytest.raises(InputError, match=rf"^batch_size = 4: .*{remedy}"):
+    message = r"at least 2 of the 1 training images for each"
+    with pytest.raises(InputError, match=rf"^batch_size = 4: .*{message}"):
         batches(1, 4)
 
 
@@ -75,16 +75,16 @@ def test_two_processes_together_see_what_one_sees(mixed_url, class_matched, per_
     mixed = MixedDataset(mixed_url)
     options = {"mixed": mixed, "class_matched": class_matched, "per_real": per_real}
     augment = AugmentConfig(shift=1, flip=True)
-    whole = epoch(batches(20, 8, augment=augment, **options))
-    parts = [
+    expected = epoch(batches(20, 8, augment=augment, **options))
+    per_process = [
         epoch(batches(20, 8, augment=augment, process=p, processes=2, **options)) for p in (0, 1)
     ]
-    assert len(whole) == len(parts[0]) == len(parts[1]) == 2
-    for step, batch in enumerate(whole):
-        first, second = parts[0][step], parts[1][step]
+    assert len(expected) == len(per_process[0]) == len(per_process[1]) == 2
+    for step, batch in enumerate(expected):
+        first, second = per_process[0][step], per_process[1][step]
         for name in ("images", "targets", "indices", "mixed_images", "mixed_labels"):
-            both = torch.cat([getattr(first, name), getattr(second, name)])
-            torch.testing.assert_close(both, getattr(batch, name), rtol=0, atol=0)
+            joined = torch.cat([getattr(first, name), getattr(second, name)])
+            torch.testing.assert_close(joined, getattr(batch, name), rtol=0, atol=0)
 
 
 def test_mixed_images_are_two_for_each_real_one_and_match_its_class(mixed_url):
@@ -93,79 +93,79 @@ def test_mixed_images_are_two_for_each_real_one_and_match_its_class(mixed_url):
         labels = batch.mixed_labels.view(20, 2, 10)
         assert batch.mixed_images.shape == (40, 16, 16, 3)
         torch.testing.assert_close(labels.sum(-1), torch.ones(20, 2))
-        own = labels.gather(2, batch.targets[:, None, None].expand(-1, 2, 1))[..., 0]
-        torch.testing.assert_close(own[:, 0], torch.ones(20))  # the end point of its own class
-        assert set(own[:, 1].mul(10).round().tolist()) <= {3.0, 7.0}  # and an interior image
+        own_class = labels.gather(2, batch.targets[:, None, None].expand(-1, 2, 1))[..., 0]
+        torch.testing.assert_close(own_class[:, 0], torch.ones(20))  # the end point
+        assert set(own_class[:, 1].mul(10).round().tolist()) <= {3.0, 7.0}  # and an interior image
 
 
 class Watched(MixedDataset):
-    """Tells when its n-th batch of images is read."""
+    """A mixed dataset that sets an event when its n-th batch of images is read."""
 
     def __init__(self, url):
         super().__init__(url)
-        self.begun = [threading.Event() for _ in range(3)]
+        self.read_events = [threading.Event() for _ in range(3)]
 
     def read(self, group, position):
-        next(event for event in self.begun if not event.is_set()).set()
+        next(event for event in self.read_events if not event.is_set()).set()
         return super().read(group, position)
 
 
 def test_the_next_batch_is_read_while_one_is_used(mixed_url):
     mixed = Watched(mixed_url)
-    found = batches(60, 20, mixed=mixed).epoch(torch.Generator().manual_seed(0))
-    next(found)
-    assert mixed.begun[1].wait(10)
-    assert not mixed.begun[2].is_set()
-    found.close()
+    iterator = batches(60, 20, mixed=mixed).epoch(torch.Generator().manual_seed(0))
+    next(iterator)
+    assert mixed.read_events[1].wait(10)
+    assert not mixed.read_events[2].is_set()
+    iterator.close()
 
 
 def test_a_batch_says_where_the_random_numbers_of_the_next_one_begin(mixed_url):
     options = {"mixed": MixedDataset(mixed_url), "augment": AugmentConfig(shift=1, flip=True)}
-    whole, found = epoch(batches(60, 20, **options)), batches(60, 20, **options)
+    expected, loader = epoch(batches(60, 20, **options)), batches(60, 20, **options)
     generator = torch.Generator().manual_seed(0)
-    rest = found.epoch(generator, done=1, drawn=whole[0].drawn)
-    for batch, same in zip(rest, whole[1:], strict=True):
+    remainder = loader.epoch(generator, done=1, drawn=expected[0].drawn)
+    for batch, other in zip(remainder, expected[1:], strict=True):
         for name in ("images", "targets", "indices", "mixed_images", "mixed_labels", "drawn"):
-            torch.testing.assert_close(getattr(batch, name), getattr(same, name), rtol=0, atol=0)
-    assert generator.get_state().equal(whole[-1].drawn)
+            torch.testing.assert_close(getattr(batch, name), getattr(other, name), rtol=0, atol=0)
+    assert generator.get_state().equal(expected[-1].drawn)
 
 
-# Series and the places in them, for classes 0 to 9, as they were drawn before any other number
-# of mixed images could be chosen.
+# Series and positions in them, drawn for classes 0 to 9: pinned before the number of mixed images
+# became a setting.
 MATCHED = [5, 10, 18, 17, 18, 37, 35, 39, 42, 34], "31 31 32 02 01 31 02 02 02 01"
 ANY = [9, 14, 35, 39, 25, 0, 22, 14, 5, 4], "32 01 32 02 31 31 02 32 32 32"
 
 
 def test_two_mixed_images_are_drawn_as_ever(mixed_url):
     mixed, generator = MixedDataset(mixed_url), torch.Generator().manual_seed(5)
-    for class_matched, (groups, places) in ((True, MATCHED), (False, ANY)):
+    for class_matched, (groups, digits) in ((True, MATCHED), (False, ANY)):
         group, position = mixed.choose(torch.arange(10), rng=generator, class_matched=class_matched)
         assert group.flatten().tolist() == groups
-        assert position.tolist() == [[int(place) for place in pair] for pair in places.split()]
+        assert position.tolist() == [[int(digit) for digit in pair] for pair in digits.split()]
     assert torch.randint(1000, (3,), generator=generator).tolist() == [881, 787, 379]
 
 
 @pytest.mark.parametrize(
-    ("per_real", "drawing", "each"),
+    ("per_real", "num_drawing", "per_image"),
     [(1, 20, 1), (2, 20, 2), (4, 20, 4), (0.5, 10, 1), (0.27, 5, 1), (1.5, 15, 2), (2.1, 14, 3)],
 )
-def test_so_many_mixed_images_are_drawn(mixed_url, per_real, drawing, each):
-    found = epoch(batches(40, 20, mixed=MixedDataset(mixed_url), per_real=per_real))
-    for batch in found:
-        assert len(batch.mixed_images) == len(batch.mixed_labels) == drawing * each
-        own = batch.targets[:drawing].repeat_interleave(each)  # the first ones draw
-        assert (batch.mixed_labels.gather(1, own[:, None]) > 0).all()
+def test_so_many_mixed_images_are_drawn(mixed_url, per_real, num_drawing, per_image):
+    steps = epoch(batches(40, 20, mixed=MixedDataset(mixed_url), per_real=per_real))
+    for batch in steps:
+        assert len(batch.mixed_images) == len(batch.mixed_labels) == num_drawing * per_image
+        own_class = batch.targets[:num_drawing].repeat_interleave(per_image)  # the first ones draw
+        assert (batch.mixed_labels.gather(1, own_class[:, None]) > 0).all()
 
 
 def test_every_process_gets_equally_many_mixed_images(mixed_url):
-    """Of 12 real images 8.4 would draw."""
+    """0.7 of 12 real images are 8.4; four processes get 2 each."""
     options = {"mixed": MixedDataset(mixed_url), "per_real": 0.7}
-    whole = epoch(batches(24, 12, **options))
-    parts = [epoch(batches(24, 12, process=p, processes=4, **options)) for p in range(4)]
-    for step, batch in enumerate(whole):
+    expected = epoch(batches(24, 12, **options))
+    per_process = [epoch(batches(24, 12, process=p, processes=4, **options)) for p in range(4)]
+    for step, batch in enumerate(expected):
         assert len(batch.mixed_images) == 8
-        assert [len(part[step].mixed_images) for part in parts] == [2, 2, 2, 2]
-        labels = torch.cat([part[step].mixed_labels for part in parts])
+        assert [len(steps[step].mixed_images) for steps in per_process] == [2, 2, 2, 2]
+        labels = torch.cat([steps[step].mixed_labels for steps in per_process])
         torch.testing.assert_close(labels, batch.mixed_labels, rtol=0, atol=0)
 
 
@@ -180,21 +180,21 @@ def test_a_part_of_an_image_is_rounded_for_each_process(mixed_url):
 
 def test_a_ratio_that_leaves_a_process_without_mixed_images_is_refused(mixed_url):
     mixed = MixedDataset(mixed_url)
-    remedy = r"^mixed\.per_real = 0\.1: gives fewer than 2 mixed images for the 10 real ones"
-    with pytest.raises(InputError, match=remedy):
+    message = r"^mixed\.per_real = 0\.1: gives fewer than 2 mixed images for the 10 real ones"
+    with pytest.raises(InputError, match=message):
         batches(40, 20, mixed=mixed, per_real=0.1, processes=2)
     assert len(epoch(batches(40, 20, mixed=mixed, per_real=0.1))[0].mixed_images) == 2
 
 
-def chosen(mixed, count: int, times: int = 400) -> torch.Tensor:
-    """Places in the series 0-1, ordered by class 0 ("zero" at place 3), for `times` draws."""
+def draw_positions(mixed, count: int, times: int = 400) -> torch.Tensor:
+    """Positions drawn `times` times in the series 0-1; the image of class 0 is at position 3."""
     groups, targets = torch.zeros(times, dtype=torch.int64), torch.zeros(times, dtype=torch.int64)
     generator = torch.Generator().manual_seed(0)
     return end_and_inner(mixed.soft_labels, groups, targets, rng=generator, count=count)
 
 
 def test_one_mixed_image_is_the_end_or_an_inner_one_by_a_fair_coin(mixed_url):
-    counts = torch.bincount(chosen(MixedDataset(mixed_url), 1).flatten(), minlength=4)
+    counts = torch.bincount(draw_positions(MixedDataset(mixed_url), 1).flatten(), minlength=4)
     assert counts[0] == 0  # the other class's end
     assert 160 < counts[3] < 240
     assert 70 < counts[1] < 130
@@ -203,11 +203,11 @@ def test_one_mixed_image_is_the_end_or_an_inner_one_by_a_fair_coin(mixed_url):
 
 def test_inner_images_come_again_when_all_have_come(mixed_url):
     mixed = MixedDataset(mixed_url)
-    three = chosen(mixed, 3)
+    three = draw_positions(mixed, 3)
     assert (three[:, 0] == 3).all()
     assert (three[:, 1:].sort(1)[0] == torch.tensor([1, 2])).all()
     assert 160 < (three[:, 1] == 1).sum() < 240  # in a random order
-    six = chosen(mixed, 6)
+    six = draw_positions(mixed, 6)
     assert (six[:, 1:3].sort(1)[0] == torch.tensor([1, 2])).all()
     torch.testing.assert_close(six[:, 1:3], six[:, 3:5])
     assert ((six[:, 5] == 1) | (six[:, 5] == 2)).all()
@@ -228,9 +228,9 @@ def test_shift_and_mirror_by_hand():
 
     def moved(*change: int) -> list[list[int]]:
         augment = AugmentConfig(shift=1, flip=True)
-        found = apply_changes(image, torch.tensor([change]), augment)
-        assert found.shape == (1, 3, 3, 3)
-        return found[0, :, :, 0].tolist()
+        output = apply_changes(image, torch.tensor([change]), augment)
+        assert output.shape == (1, 3, 3, 3)
+        return output[0, :, :, 0].tolist()
 
     assert moved(1, 1, 0) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]  # shift 1 is no move
     assert moved(2, 1, 0) == [[0, 0, 0], [1, 2, 3], [4, 5, 6]]  # a row down
@@ -243,29 +243,29 @@ def test_shifts_reach_their_limits_on_both_sides_and_no_further():
     image = torch.zeros(1, 9, 9, 3, dtype=torch.uint8)
     image[0, 4, 4] = 255
     augment = AugmentConfig(shift=2)
-    found = Batches(
+    loader = Batches(
         InMemoryImages(image.expand(400, -1, -1, -1)),
         torch.zeros(400, dtype=torch.int64),
         batch_size=400,
         augment=augment,
         device=torch.device("cpu"),
     )
-    where = epoch(found)[0].images[..., 0].nonzero()[:, 1:]
-    assert where.amin(0).tolist() == [2, 2]
-    assert where.amax(0).tolist() == [6, 6]
+    positions = epoch(loader)[0].images[..., 0].nonzero()[:, 1:]
+    assert positions.amin(0).tolist() == [2, 2]
+    assert positions.amax(0).tolist() == [6, 6]
 
 
 def test_normalised_training_images_have_mean_0_and_deviation_1_in_each_channel():
     images = torch.randint(0, 256, (50, 6, 5, 3), generator=torch.Generator().manual_seed(0))
     images = (images * torch.tensor([1.0, 0.5, 0.1])).to(torch.uint8)
-    found = Normalise().fit(count_pixels([images]))(images)
-    assert found.shape == (50, 3, 6, 5)
-    torch.testing.assert_close(found.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.std((0, 2, 3), correction=0), torch.ones(3))
+    output = Normalise().fit(count_pixels([images]))(images)
+    assert output.shape == (50, 3, 6, 5)
+    torch.testing.assert_close(output.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.std((0, 2, 3), correction=0), torch.ones(3))
     expected = (images[7, 2, 3, 1] - images[..., 1].float().mean()) / images[..., 1].float().std(
         correction=0
     )
-    torch.testing.assert_close(found[7, 1, 2, 3], expected)
+    torch.testing.assert_close(output[7, 1, 2, 3], expected)
 
 
 def test_one_even_colour_is_finite():
@@ -292,28 +292,28 @@ def test_weights_of_kinds_by_hand():
 
 def test_parts_hold_everything_once_and_means_add_up():
     batch = make_batch()
-    parts = list(micro_batches(batch, 3))
+    chunks = list(micro_batches(batch, 3))
     names = ("images", "targets", "indices", "mixed_images", "mixed_labels", "mixed_kinds")
     for name in names:
-        joined = torch.cat([getattr(part.batch, name) for part in parts])
+        joined = torch.cat([getattr(chunk.batch, name) for chunk in chunks])
         torch.testing.assert_close(joined, getattr(batch, name))
-    assert [len(part.batch.mixed_images) for part in parts] == [3, 2, 2]
-    mean = sum(part.mixed * part.batch.mixed_labels.mean() for part in parts)
+    assert [len(chunk.batch.mixed_images) for chunk in chunks] == [3, 2, 2]
+    mean = sum(chunk.mixed * chunk.batch.mixed_labels.mean() for chunk in chunks)
     torch.testing.assert_close(mean, batch.mixed_labels.mean())
-    assert [part.real for part in parts] == [1 / 3] * 3
+    assert [chunk.real for chunk in chunks] == [1 / 3] * 3
 
 
 def test_one_part_is_the_batch_itself():
     batch = make_batch(mixed=None)
-    [part] = micro_batches(batch, 1)
-    assert part.batch is batch
-    assert part.real == 1
+    [chunk] = micro_batches(batch, 1)
+    assert chunk.batch is batch
+    assert chunk.real == 1
 
 
 def test_parts_without_mixed_images():
-    parts = list(micro_batches(make_batch(mixed=None), 2))
-    assert [part.batch.indices.tolist() for part in parts] == [[100, 101, 102], [103, 104, 105]]
-    assert all(part.batch.mixed_images is None for part in parts)
+    chunks = list(micro_batches(make_batch(mixed=None), 2))
+    assert [chunk.batch.indices.tolist() for chunk in chunks] == [[100, 101, 102], [103, 104, 105]]
+    assert all(chunk.batch.mixed_images is None for chunk in chunks)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""CalArena's layout: one group an experiment, and an index of them."""
+"""CalArena's layout: one group per experiment, and an index of them."""
 
 import csv
 import sys
@@ -30,11 +30,11 @@ def test_each_stage_of_each_seed_is_an_experiment(tmp_path: Path):
     assert rows[0].keys() == {"dataset", "model", "cal_size", "test_size"}
     logits = load_file(run / "seed-1" / "logits-head.safetensors")
     with h5py.File(data) as file:
-        found = file["digits/csm-head-seed1"]
+        group = file["digits/csm-head-seed1"]
         p = logits["test_logits"].softmax(1)[:, 1].numpy()
-        np.testing.assert_allclose(found["probas_test"][:], p, rtol=1e-6)
-        assert found["labels_cal"][:].tolist() == logits["validation_targets"].tolist()
-        assert len(found["probas_cal"]) == int(rows[3]["cal_size"])
+        np.testing.assert_allclose(group["probas_test"][:], p, rtol=1e-6)
+        assert group["labels_cal"][:].tolist() == logits["validation_targets"].tolist()
+        assert len(group["probas_cal"]) == int(rows[3]["cal_size"])
 
 
 def test_without_h5py_it_says_what_to_install(tmp_path: Path, monkeypatch):

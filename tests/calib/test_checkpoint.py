@@ -37,13 +37,13 @@ def save(folder, position, module):
 def test_everything_comes_back(tmp_path):
     module, other = nn.Linear(3, 2), nn.Linear(3, 2)
     save(tmp_path, 7, module)
-    found = latest_checkpoint(tmp_path)
-    found.load_module("network", other)
+    checkpoint = latest_checkpoint(tmp_path)
+    checkpoint.load_module("network", other)
     torch.testing.assert_close(other.weight, module.weight, rtol=0, atol=0)
     optimiser = torch.optim.AdamW(other.parameters())
-    optimiser.load_state_dict(found.objects()["optimiser"])
+    optimiser.load_state_dict(checkpoint.objects()["optimiser"])
     assert optimiser.state[other.weight]["exp_avg"].abs().sum() > 0
-    assert found.state == {"epoch": 7}
+    assert checkpoint.state == {"epoch": 7}
 
 
 def test_a_new_one_replaces_the_old(tmp_path):
@@ -61,17 +61,17 @@ def test_what_else_lies_there_ends_no_training(tmp_path):
 
 
 def test_only_names_of_checkpoints_are_removed(tmp_path):
-    """Two folders of somebody's were gone, in a place that another's run led to."""
+    """Foreign files and folders beside the checkpoints stay, whatever their names."""
     save(tmp_path, 9, nn.Linear(3, 2))
-    own = ["photos", "2019", "2019-07", "000009.bak", ".photos.partial", "000008.tar"]
-    for name in own:
+    foreign_names = ["photos", "2019", "2019-07", "000009.bak", ".photos.partial", "000008.tar"]
+    for name in foreign_names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.jpg").write_text("precious")
     (tmp_path / "000007").symlink_to("photos")
     save(tmp_path, 10, nn.Linear(3, 2))
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {*own, "000007", "000010"}
-    assert all((tmp_path / name / "a.jpg").exists() for name in own)
+    remaining = {path.name for path in tmp_path.iterdir()}
+    assert remaining == {*foreign_names, "000007", "000010"}
+    assert all((tmp_path / name / "a.jpg").exists() for name in foreign_names)
 
 
 def test_a_link_is_no_checkpoint_and_no_folder_of_them(tmp_path):
@@ -87,7 +87,7 @@ def test_a_link_is_no_checkpoint_and_no_folder_of_them(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is mapped")
 def test_tensors_that_were_read_hold_no_file(tmp_path):
-    """A network's file system keeps a file that is mapped, and its folder with it."""
+    """A network file system keeps a file that is mapped, and with it the folder."""
     save(tmp_path, 9, nn.Linear(3, 2))
     tensors = latest_checkpoint(tmp_path).tensors("network")
     assert tensors["weight"].shape == (2, 3)
@@ -95,10 +95,10 @@ def test_tensors_that_were_read_hold_no_file(tmp_path):
 
 
 def test_one_in_an_epoch_is_between_those_before_and_after(tmp_path):
-    parts = {"tensors": {}, "objects": {}}
-    save_checkpoint(tmp_path / "a", 9, **parts, state={"epoch": 9})
-    between = save_checkpoint(tmp_path / "b", 9, step=40, **parts, state={"epoch": 9, "step": 40})
-    save_checkpoint(tmp_path / "c", 10, **parts, state={"epoch": 10})
+    empty = {"tensors": {}, "objects": {}}
+    save_checkpoint(tmp_path / "a", 9, **empty, state={"epoch": 9})
+    between = save_checkpoint(tmp_path / "b", 9, step=40, **empty, state={"epoch": 9, "step": 40})
+    save_checkpoint(tmp_path / "c", 10, **empty, state={"epoch": 10})
     shutil.move(between, tmp_path / "a")
     assert latest_checkpoint(tmp_path / "a").state == {"epoch": 9, "step": 40}
     shutil.move(tmp_path / "c" / "000010", tmp_path / "a")
@@ -169,20 +169,20 @@ def test_objects_come_back_as_they_were(tmp_path):
         "none": None,
     }
     save_checkpoint(tmp_path, 1, tensors={}, objects=objects, state={})
-    found = latest_checkpoint(tmp_path).objects()
-    again = found["state"][0]["exp_avg"]
-    assert again.stride() == kernel.stride()
-    assert [*found["state"]] == [0, 11]
-    assert found["groups"] == objects["groups"]
-    assert found["history"] == objects["history"]
-    assert (found["worst"], found["none"]) == (float("-inf"), None)
-    for one, other in (
-        (again, kernel),
-        (found["state"][0]["step"], objects["state"][0]["step"]),
-        (found["random"], objects["random"]),
-        (found["half"], objects["half"]),
+    result = latest_checkpoint(tmp_path).objects()
+    moment = result["state"][0]["exp_avg"]
+    assert moment.stride() == kernel.stride()
+    assert [*result["state"]] == [0, 11]
+    assert result["groups"] == objects["groups"]
+    assert result["history"] == objects["history"]
+    assert (result["worst"], result["none"]) == (float("-inf"), None)
+    for actual, expected in (
+        (moment, kernel),
+        (result["state"][0]["step"], objects["state"][0]["step"]),
+        (result["random"], objects["random"]),
+        (result["half"], objects["half"]),
     ):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 class Trap:
@@ -192,7 +192,7 @@ class Trap:
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
-    """Of an optimiser with one tensor of state."""
+    """A checkpoint whose optimiser has one tensor of state."""
     return save_checkpoint(
         tmp_path / "checkpoint",
         1,
@@ -285,8 +285,8 @@ def test_a_tensor_no_larger_than_its_file(checkpoint):
     length = int.from_bytes(content[:8], "little")
     header = json.loads(bytes(content[8 : 8 + length]))
     header["0"]["shape"] = [2**40]
-    spelled = json.dumps(header).encode()
+    encoded = json.dumps(header).encode()
     path = checkpoint / "objects.safetensors"
-    path.write_bytes(len(spelled).to_bytes(8, "little") + spelled + bytes(content[8 + length :]))
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(content[8 + length :]))
     with pytest.raises(InputError, match="is no whole safetensors file"):
         objects_of(checkpoint)

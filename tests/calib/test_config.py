@@ -16,7 +16,7 @@ from semix.data.real import DIGITS
 from tests import handmade
 
 
-def refused(make_config, text, *overrides):
+def assert_refused(make_config, text, *overrides):
     with pytest.raises(InputError, match=text):
         check(make_config(*overrides))
 
@@ -48,21 +48,21 @@ def test_good_settings_pass(make_config):
     ],
 )
 def test_what_cannot_be_trained_is_named(make_config, override, text):
-    refused(make_config, text, override)
+    assert_refused(make_config, text, override)
 
 
 def test_views_of_what_is_not_augmented_are_named(make_config):
     text = r"^head\.views = 3: nothing is augmented.*; leave it out"
-    refused(make_config, text, "augment.shift=0", "head={views: 3, method: tst}")
+    assert_refused(make_config, text, "augment.shift=0", "head={views: 3, method: tst}")
     text = r"^head\.views = 3: head\.augment is false.*; set it, or leave this out"
-    refused(make_config, text, "head.views=3")
+    assert_refused(make_config, text, "head.views=3")
     check(make_config("head.views=3", "head.augment=true"))
 
 
 def test_other_classes_are_named_on_both_sides(make_config, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
-    refused(
+    assert_refused(
         make_config,
         r"^mixed\.url = .*: its classes are zero, one, .*; the real data's are cat, dog$",
         f"real={{name: imagefolder, path: {tmp_path}}}",
@@ -72,7 +72,7 @@ def test_other_classes_are_named_on_both_sides(make_config, tmp_path):
 def test_a_root_without_index_is_not_finished(make_config, tmp_path):
     plan = handmade.make_plan(1, 1, class_names=list(DIGITS))
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    refused(make_config, r"^mixed\.url = .*: is not finished; run", f"mixed.url={tmp_path}")
+    assert_refused(make_config, r"^mixed\.url = .*: is not finished; run", f"mixed.url={tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -96,21 +96,21 @@ def test_values_out_of_range_are_named(make_config, override, text):
 
 
 def test_identity_leaves_out_what_decides_no_weight(make_config):
-    places = ("mixed.memory_gib=0", "mixed.cache_gib=1")
-    same = make_config("name=other", "seeds=[5]", "checkpoint_every=9", *places).identity()
+    memory_settings = ("mixed.memory_gib=0", "mixed.cache_gib=1")
+    same = make_config("name=other", "seeds=[5]", "checkpoint_every=9", *memory_settings).identity()
     assert same == make_config().identity()
-    for other in (
+    for override in (
         "loss.beta=1",
         "mixed.labels=abcdef",
         "mixed.exclude={monotone: true}",
         "head.gamma=0.7",
     ):
-        assert make_config(other).identity() != same
+        assert make_config(override).identity() != same
 
 
 def test_a_label_set_that_is_not_there_is_named(make_config):
     text = r"^mixed\.labels = abcdef: is no label set here"
-    refused(make_config, text, "mixed.labels=abcdef")
+    assert_refused(make_config, text, "mixed.labels=abcdef")
 
 
 def test_a_part_of_a_heads_optimiser_leaves_the_rest_as_it_is(make_config):
@@ -121,7 +121,7 @@ def test_a_part_of_a_heads_optimiser_leaves_the_rest_as_it_is(make_config):
 
 
 def test_the_settings_know_each_part_and_its_parameters():
-    """They stand there a second time, for a mistake to be found without torch."""
+    """The settings repeat the names, so that mistakes are found without importing torch."""
     for table, kinds in (
         (settings.LOSSES, REAL_LOSSES),
         (settings.METHODS, METHODS),
@@ -139,11 +139,11 @@ def test_a_shift_can_be_switched_on_with_its_defaults(make_config):
 
 
 def test_no_mixed_precision_is_not_false(make_config):
-    assert make_config("mixed_precision=no").mixed_precision == "no"  # false, as YAML reads it
+    assert make_config("mixed_precision=no").mixed_precision == "no"  # YAML reads `no` as false
 
 
 def test_the_mixing_ratio_takes_no_stored_labels(make_config):
     assert make_config("mixed.rule=mixing_ratio").mixed.rule == "mixing_ratio"
-    for other in ("scale=4", "labels=abc"):
+    for setting in ("scale=4", "labels=abc"):
         with pytest.raises(InputError, match="`rule: mixing_ratio` takes no stored labels; leave"):
-            make_config("mixed.rule=mixing_ratio", f"mixed.{other}")
+            make_config("mixed.rule=mixing_ratio", f"mixed.{setting}")

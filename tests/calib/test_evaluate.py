@@ -49,18 +49,18 @@ def evaluation(run: Path) -> dict:
 
 def test_the_run_folder_holds_what_its_readers_expect(measured, make_config):
     config = make_config(*TRAINED)
-    found, data = evaluation(measured), open_data(config)
+    result, data = evaluation(measured), open_data(config)
     assert json.loads((measured / "config.json").read_text()) == config.model_dump(mode="json")
     assert json.loads((measured / "data.json").read_text()) == data.record
-    assert found["schema"] == SCHEMA
-    assert found["evaluation"] == config.evaluation.model_dump(mode="json")
-    assert found["name"] == "all"
-    assert found["digest"] == run_digest(config, data.record)
-    assert found["seconds"] > 0
-    assert {"python", "torch", "accelerate"} <= set(found["versions"])
-    places = [(row["seed"], row["stage"]) for row in found["rows"]]
-    assert places == [(0, "base"), (0, "head"), (2, "base"), (2, "head")]
-    for row in found["rows"]:
+    assert result["schema"] == SCHEMA
+    assert result["evaluation"] == config.evaluation.model_dump(mode="json")
+    assert result["name"] == "all"
+    assert result["digest"] == run_digest(config, data.record)
+    assert result["seconds"] > 0
+    assert {"python", "torch", "accelerate"} <= set(result["versions"])
+    order = [(row["seed"], row["stage"]) for row in result["rows"]]
+    assert order == [(0, "base"), (0, "head"), (2, "base"), (2, "head")]
+    for row in result["rows"]:
         logits = load_file(measured / row["logits"])
         assert logits["validation_logits"].shape == (50, 10)
         assert logits["test_logits"].dtype == torch.float32
@@ -104,20 +104,20 @@ def test_measuring_again_gives_the_same_rows_without_training(measured, run):
     (run / "evaluation.json").unlink()
     (run / "seed-0" / "logits-head.safetensors").unlink()
     model = (run / "seed-0" / "model.safetensors").stat().st_mtime_ns
-    found = evaluate_run(run)
-    assert found["rows"] == evaluation(measured)["rows"] == evaluation(run)["rows"]
+    result = evaluate_run(run)
+    assert result["rows"] == evaluation(measured)["rows"] == evaluation(run)["rows"]
     assert (run / "seed-0" / "model.safetensors").stat().st_mtime_ns == model
 
 
 def test_what_measuring_again_takes_is_not_added_to_what_it_took_before(run):
     path = run / "seed-0" / "evaluation.json"
-    known = json.loads(path.read_text()) | {"training_seconds": 100.0, "seconds": 5000.0}
-    path.write_text(json.dumps(known))
-    found = evaluate_run(run)
-    again = json.loads(path.read_text())
-    assert again["training_seconds"] == 100
-    assert 100 < again["seconds"] < 1000  # of training and this measuring
-    assert found["seconds"] < 2000
+    record = json.loads(path.read_text()) | {"training_seconds": 100.0, "seconds": 5000.0}
+    path.write_text(json.dumps(record))
+    result = evaluate_run(run)
+    record_after = json.loads(path.read_text())
+    assert record_after["training_seconds"] == 100
+    assert 100 < record_after["seconds"] < 1000  # of training and this measuring
+    assert result["seconds"] < 2000
 
 
 def test_other_bins_take_the_stored_logits(run, measured, monkeypatch):
@@ -152,7 +152,7 @@ def test_what_was_trained_is_measured_anew_when_only_the_measures_change(run):
 
 
 def letters(folder: Path) -> dict:
-    """Pictures of two classes that are no digits, as an image folder."""
+    """Settings of an image folder: pictures of two classes that are no digits."""
     rng = np.random.default_rng(0)
     for split, name in itertools.product(("train", "test"), ("a", "b")):
         (folder / split / name).mkdir(parents=True)
@@ -162,15 +162,15 @@ def letters(folder: Path) -> dict:
     return {"name": "imagefolder", "path": str(folder)}
 
 
-def test_shift_and_foreign_images(run, tmp_path):
+def test_shift_and_ood_images(run, tmp_path):
     shift = {"corruptions": ["fog", "contrast"], "severities": [1, 5], "bins": 7, "images": 60}
     set_evaluation(run, bootstrap=0, shift=shift, ood={"letters": letters(tmp_path / "letters")})
     rows = evaluate_run(run)["rows"]
     config = load_settings(TrainConfig, run / "config.json")
     data = open_data(config)
     for row in rows:
-        found = row["shift"]
-        assert (found["bins"], found["images"]) == (7, 60)
+        result = row["shift"]
+        assert (result["bins"], result["images"]) == (7, 60)
         classifier = load_classifier(run, row["seed"], row["stage"])
         images, targets = images_to_corrupt(
             TrainedSeed(config, data, run, row["seed"], CPU), config.evaluation.shift
@@ -178,13 +178,13 @@ def test_shift_and_foreign_images(run, tmp_path):
         worst = torch.from_numpy(corrupt(images.tensor.numpy(), "fog", 5, seed=0))
         logits = predict(classifier, worst, device=CPU)
         expected = calibration_metrics(logits, targets, bins=7).as_dict()
-        cell = found["corruptions"]["fog"]["5"]
+        cell = result["corruptions"]["fog"]["5"]
         for name in ("accuracy", "ece", "nll"):
             assert cell[name] == pytest.approx(expected[name], abs=1e-5)
         scaled = calibration_metrics(logits / row["temperature"], targets, bins=7)
         assert cell["scaled_ece"] == pytest.approx(scaled.ece, abs=1e-5)
-        cells = [found["corruptions"][c][s] for c in ("fog", "contrast") for s in ("1", "5")]
-        assert found["mean"]["nll"] == pytest.approx(sum(c["nll"] for c in cells) / 4)
+        cells = [result["corruptions"][c][s] for c in ("fog", "contrast") for s in ("1", "5")]
+        assert result["mean"]["nll"] == pytest.approx(sum(c["nll"] for c in cells) / 4)
         assert row["ood"]["letters"]["images"] == 6
         assert row["ood"]["mean"] == {
             name: row["ood"]["letters"][name]
@@ -192,43 +192,43 @@ def test_shift_and_foreign_images(run, tmp_path):
         }
     assert rows[0]["ood"] != rows[1]["ood"]
     stored = load_file(run / rows[0]["logits"])["test_logits"]
-    foreign = load_real(config.evaluation.ood["letters"].model_copy(update={"image_size": 16}))
-    images = torch.from_numpy(foreign.test.images())
-    seen = predict(load_classifier(run, 0), images, device=CPU)
-    expected = ood_metrics(max_probability(stored), max_probability(seen))
+    ood_data = load_real(config.evaluation.ood["letters"].model_copy(update={"image_size": 16}))
+    images = torch.from_numpy(ood_data.test.images())
+    ood_logits = predict(load_classifier(run, 0), images, device=CPU)
+    expected = ood_metrics(max_probability(stored), max_probability(ood_logits))
     assert rows[0]["ood"]["letters"]["auroc"] == pytest.approx(expected.auroc, abs=1e-5)
 
 
-def test_foreign_images_may_be_in_grey(run, tmp_path):
+def test_ood_images_may_be_in_grey(run, tmp_path):
     coloured = letters(tmp_path / "letters")
-    sets = {"letters": coloured, "grey letters": {**coloured, "grey": True}}
-    set_evaluation(run, bootstrap=0, ood=sets)
+    datasets = {"letters": coloured, "grey letters": {**coloured, "grey": True}}
+    set_evaluation(run, bootstrap=0, ood=datasets)
     config = load_settings(TrainConfig, run / "config.json")
     row = evaluate_run(run)["rows"][0]
     stored = load_file(run / row["logits"])["test_logits"]
     settings = config.evaluation.ood["grey letters"].model_copy(update={"image_size": 16})
     images = torch.from_numpy(in_grey(load_real(settings).test).images())
     assert bool((images[..., 0] == images[..., 2]).all())
-    seen = predict(load_classifier(run, 0), images, device=CPU)
-    expected = ood_metrics(max_probability(stored), max_probability(seen))
+    ood_logits = predict(load_classifier(run, 0), images, device=CPU)
+    expected = ood_metrics(max_probability(stored), max_probability(ood_logits))
     assert row["ood"]["grey letters"]["auroc"] == pytest.approx(expected.auroc, abs=1e-5)
     assert row["ood"]["grey letters"]["auroc"] != row["ood"]["letters"]["auroc"]
 
 
-def test_test_sets_drawn_anew_are_kept_for_comparisons(run):
+def test_bootstrap_resamples_are_kept_for_comparisons(run):
     set_evaluation(run, bootstrap=50)
     for row in evaluate_run(run)["rows"]:
         assert row["drawn"].keys() == set(KINDS)
-        for kind, drawn in row["drawn"].items():
-            assert drawn.keys() == {"accuracy", "ece", "nll", "brier"}
-            assert {len(values) for values in drawn.values()} == {20}
-            figures = load_file(run / row["logits"])
-            logits = figures["test_logits"] / row["temperature"]
-            found = read_predictions(*validated_inputs(logits, figures["test_targets"]), 15)
+        for kind, resamples in row["drawn"].items():
+            assert resamples.keys() == {"accuracy", "ece", "nll", "brier"}
+            assert {len(values) for values in resamples.values()} == {20}
+            tensors = load_file(run / row["logits"])
+            logits = tensors["test_logits"] / row["temperature"]
+            predictions = read_predictions(*validated_inputs(logits, tensors["test_targets"]), 15)
             if kind == "scaled":
-                anew = resampled(found, 15, resamples=20, seed=0)
-                at = INTERVALS.index("nll")
-                assert drawn["nll"] == pytest.approx(anew[:, at].tolist(), abs=1e-6)
+                expected = resampled(predictions, 15, resamples=20, seed=0)
+                column = INTERVALS.index("nll")
+                assert resamples["nll"] == pytest.approx(expected[:, column].tolist(), abs=1e-6)
 
 
 def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
@@ -270,8 +270,8 @@ def test_classes_are_the_same_in_any_spelling(tmp_path):
     for name in ("Aircraft-Carrier", "tree"):
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "test" / name).mkdir(parents=True)
-    foreign = OODDataConfig(name="imagefolder", path=str(tmp_path))
-    config = EvaluationConfig(ood={"x": foreign})
+    ood_data = OODDataConfig(name="imagefolder", path=str(tmp_path))
+    config = EvaluationConfig(ood={"x": ood_data})
     with pytest.raises(InputError, match=r"^evaluation\.ood\.x classes = Aircraft-Carrier: "):
         check_evaluation(config, ["aircraft_carrier", "car"], image_size=32)
     check_evaluation(config, ["car", "cat"], image_size=32)
@@ -336,7 +336,7 @@ def test_the_temperature_comes_from_validation_and_measures_from_test():
     # temperature makes the confidence 3/4, so 2 / T = log 3.
     validation = torch.tensor([[2.0, 0.0]] * 4)
     test = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
-    found = measure(
+    result = measure(
         {
             "validation_logits": validation,
             "validation_targets": torch.tensor([0, 0, 0, 1]),
@@ -345,26 +345,26 @@ def test_the_temperature_comes_from_validation_and_measures_from_test():
         }
     )
     temperature = 2 / math.log(3)
-    assert found["temperature"] == pytest.approx(temperature, rel=1e-4)
+    assert result["temperature"] == pytest.approx(temperature, rel=1e-4)
     nll = (math.log1p(math.exp(-4)) + math.log1p(math.exp(4))) / 2
-    assert found["plain"]["nll"] == pytest.approx(nll, rel=1e-5)
+    assert result["plain"]["nll"] == pytest.approx(nll, rel=1e-5)
     gap = 4 / temperature
     scaled = (math.log1p(math.exp(-gap)) + math.log1p(math.exp(gap))) / 2
-    assert found["scaled"]["nll"] == pytest.approx(scaled, rel=1e-4)
-    assert found["plain"]["accuracy"] == found["scaled"]["accuracy"] == 0.5
+    assert result["scaled"]["nll"] == pytest.approx(scaled, rel=1e-4)
+    assert result["plain"]["accuracy"] == result["scaled"]["accuracy"] == 0.5
 
 
 def test_every_posthoc_method_is_fitted_on_validation_alone():
     rng = torch.Generator().manual_seed(0)
-    found = {}
+    tensors = {}
     for name, count in (("validation", 300), ("test", 200)):
-        found[f"{name}_logits"] = 3 * torch.randn(count, 4, generator=rng)
-        found[f"{name}_targets"] = torch.randint(4, (count,), generator=rng)
-    row = measure(found, EvaluationConfig(bins=6, bootstrap=20))
-    held_out = found["validation_logits"], found["validation_targets"]
+        tensors[f"{name}_logits"] = 3 * torch.randn(count, 4, generator=rng)
+        tensors[f"{name}_targets"] = torch.randint(4, (count,), generator=rng)
+    row = measure(tensors, EvaluationConfig(bins=6, bootstrap=20))
+    held_out = tensors["validation_logits"], tensors["validation_targets"]
     for kind, fit in FITS.items():
-        logits = fit(*held_out).apply(found["test_logits"])
-        expected = calibration_metrics(logits, found["test_targets"], bins=6)
+        logits = fit(*held_out).apply(tensors["test_logits"])
+        expected = calibration_metrics(logits, tensors["test_targets"], bins=6)
         assert row[kind] == expected.as_dict()
         low, high = row["posthoc_intervals"][kind]["nll"]
         assert low < row[kind]["nll"] < high

@@ -1,4 +1,4 @@
-"""The figures show the figures."""
+"""The figures show the measured values."""
 
 from pathlib import Path
 
@@ -13,23 +13,23 @@ from tests.calib.measured import write_run
 
 
 @pytest.fixture
-def drawn(make_study, tmp_path):
+def methods(make_study, tmp_path):
     study = make_study("seeds=[0, 1]", "methods.ls.name=LS $x$")
     cells = cells_of(study)
     for cell, shift in zip(cells[:2], (0.0, 0.05), strict=True):
-        figures = {seed: {"plain": {"ece": 0.1 * (seed + 1) + shift}} for seed in (0, 1)}
+        values = {seed: {"plain": {"ece": 0.1 * (seed + 1) + shift}} for seed in (0, 1)}
         intervals = {"intervals": {"ece": [0.05, 0.25]}} if cell.method == "ls" else {}
-        write_run(cell, tmp_path, figures, **intervals)
+        write_run(cell, tmp_path, values, **intervals)
     (table,) = make_tables(study, read_results(cells, tmp_path), "test")
     return [row.method for row in table.rows if row.units]
 
 
-def test_means_spreads_seeds_and_intervals_are_drawn(drawn):
-    (axes,) = ece_figure(drawn).axes
+def test_means_spreads_seeds_and_intervals_are_drawn(methods):
+    (axes,) = ece_figure(methods).axes
     ends = [bar.lines[2][0].get_segments()[0][:, 0].tolist() for bar in axes.containers]
     deviation = 50**0.5  # of 10 and 20, and of 15 and 25
-    for mean, found in zip((15, 20), ends, strict=True):
-        assert found == pytest.approx([mean - deviation, mean + deviation])
+    for mean, bounds in zip((15, 20), ends, strict=True):
+        assert bounds == pytest.approx([mean - deviation, mean + deviation])
     lines = {line.get_marker(): [] for line in axes.lines}
     for line in axes.lines:
         lines[line.get_marker()] += list(line.get_xdata())
@@ -39,13 +39,13 @@ def test_means_spreads_seeds_and_intervals_are_drawn(drawn):
     assert [text.get_text() for text in axes.get_yticklabels()] == ["CE", r"LS \$x\$"]
 
 
-def test_reliability_is_over_all_seeds_together(drawn):
-    figure = reliability_figure(drawn)
+def test_reliability_is_over_all_seeds_together(methods):
+    figure = reliability_figure(methods)
     assert [axes.get_title() for axes in figure.axes] == ["CE", r"LS \$x\$"]
     heights = [patch.get_height() for patch in figure.axes[0].patches]
     assert len(heights) >= 10
-    # Six diagrams leave two places empty.
-    shown = [axes.axison for axes in reliability_figure(drawn * 3).axes]
+    # Six diagrams leave two of the eight axes empty.
+    shown = [axes.axison for axes in reliability_figure(methods * 3).axes]
     assert shown == [True] * 6 + [False] * 2
     assert all(-1 <= height <= 1 for height in heights)
 

@@ -181,7 +181,7 @@ def test_masked_training_still_learns():
 
 
 @pytest.mark.parametrize("p", [0.0, 1.1, math.nan])
-def test_a_share_outside_its_range_is_refused(p: float):
+def test_a_fraction_outside_its_range_is_refused(p: float):
     with pytest.raises(ValueError, match=r"p = .*must lie in \(0, 1\]"):
         head().start_epoch(p, torch.Generator())
 
@@ -202,7 +202,7 @@ def test_delta_decays_from_its_largest_to_its_smallest():
     [
         (1.0, 0.94, 0.46),  # 0.9 - 0.94 = -0.04, over-confident: p falls
         (1.0, 0.88, 0.52),  # under-confident: p rises
-        (1.0, 1.0, 0.4),  # -0.1 is the most
+        (1.0, 1.0, 0.4),  # the step is -0.1 at most
         (1.0, 0.2, 0.6),
         (0.84, 0.99, 0.5),  # 6 points below stage one: p does not fall
         (0.84, 0.7, 0.556),  # but rises
@@ -296,15 +296,18 @@ def test_a_restored_run_equals_an_unbroken_one():
     optimiser = optimiser_of(module)
     for epoch in range(4):
         if epoch == 2:
-            parts = (module, rule, optimiser)
-            saved = copy.deepcopy([part.state_dict() for part in parts])
+            components = (module, rule, optimiser)
+            saved = copy.deepcopy([component.state_dict() for component in components])
         run_epoch(module, rule, optimiser)
 
     torch.manual_seed(7)
-    again, rule_again = MaskedBottleneckHead(24, 4), controller(epochs=4, base_accuracy=0.5, seed=3)
+    again, rule_again = (
+        MaskedBottleneckHead(24, 4),
+        controller(epochs=4, base_accuracy=0.5, seed=3),
+    )
     optimiser_again = optimiser_of(again)
-    for part, state in zip((again, rule_again, optimiser_again), saved, strict=True):
-        part.load_state_dict(state)
+    for component, state in zip((again, rule_again, optimiser_again), saved, strict=True):
+        component.load_state_dict(state)
     for _ in range(2):
         run_epoch(again, rule_again, optimiser_again)
     torch.testing.assert_close(dict(again.state_dict()), dict(module.state_dict()), rtol=0, atol=0)
@@ -346,38 +349,38 @@ def vtst(**params: int) -> VTSTHead:
 
 def test_vtst_draws_by_hand():
     module = VTSTHead(1, 2, latent=1, samples=2)
-    for part, bias in ((module.mean, 3.0), (module.log_variance, 0.0)):
-        for parameter in part.parameters():
+    for branch, bias in ((module.mean, 3.0), (module.log_variance, 0.0)):
+        for parameter in branch.parameters():
             nn.init.zeros_(parameter)
-        nn.init.constant_(part[2].bias, bias)
+        nn.init.constant_(branch[2].bias, bias)
     set_linear(module.classifier, [[1.0], [0.0]], [0.0, 0.0])
     module.noise.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1))
     # Log sigmoid of 0 is log 1/2: the deviation is sqrt 1/2, the latents are 3 + and - that.
     deviation = math.sqrt(0.5)
     p = [1 / (1 + math.exp(-(3 + sign * deviation))) for sign in (1, -1)]
     expected = torch.tensor([[sum(p) / 2, 1 - sum(p) / 2]])
-    found = module.eval()(torch.ones(1, 1))
-    torch.testing.assert_close(found.exp(), expected)
-    torch.testing.assert_close(found.logsumexp(1), torch.zeros(1), rtol=0, atol=1e-6)
+    output = module.eval()(torch.ones(1, 1))
+    torch.testing.assert_close(output.exp(), expected)
+    torch.testing.assert_close(output.logsumexp(1), torch.zeros(1), rtol=0, atol=1e-6)
     torch.manual_seed(5)
     noise = torch.randn(1, 1)
     torch.manual_seed(5)
-    drawn = module.train()(torch.ones(1, 1))
-    torch.testing.assert_close(drawn[0, 0], 3 + deviation * noise[0, 0])
+    logits = module.train()(torch.ones(1, 1))
+    torch.testing.assert_close(logits[0, 0], 3 + deviation * noise[0, 0])
 
 
 def test_vtst_predicts_a_sample_alike_in_any_company_and_draws_only_in_training():
     module, (features, _) = vtst().eval(), features_and_targets()
     state = torch.get_rng_state()
-    whole = module(features)
-    torch.testing.assert_close(module(features[5:8]), whole[5:8])
-    torch.testing.assert_close(module(features), whole, rtol=0, atol=0)
+    expected = module(features)
+    torch.testing.assert_close(module(features[5:8]), expected[5:8])
+    torch.testing.assert_close(module(features), expected, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), state)
     module.train()
     assert (module(features) - module(features)).abs().max() > 0.01
-    again = VTSTHead(24, 4)  # other noise, until it is loaded
-    again.load_state_dict(module.state_dict())
-    torch.testing.assert_close(again.eval()(features), whole, rtol=0, atol=0)
+    restored = VTSTHead(24, 4)  # other noise, until it is loaded
+    restored.load_state_dict(module.state_dict())
+    torch.testing.assert_close(restored.eval()(features), expected, rtol=0, atol=0)
 
 
 def test_vtst_variance_lies_below_one():
@@ -394,8 +397,8 @@ def test_divergence_from_a_standard_normal():
     torch.testing.assert_close(divergence(mean, torch.zeros(2, 2)), torch.tensor(0.5))
     rng = torch.Generator().manual_seed(0)
     mean, log_variance = torch.randn(5, 3, generator=rng), torch.randn(5, 3, generator=rng)
-    own = torch.distributions.Normal(mean, (log_variance / 2).exp())
-    expected = torch.distributions.kl_divergence(own, torch.distributions.Normal(0.0, 1.0))
+    normal = torch.distributions.Normal(mean, (log_variance / 2).exp())
+    expected = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
     torch.testing.assert_close(divergence(mean, log_variance), expected.sum(1).mean() / 3)
 
 

@@ -1,4 +1,4 @@
-"""A judge asks all classifiers of a run, each loaded by the public way."""
+"""A judge averages all classifiers of a run, each loaded by `load_classifier`."""
 
 import torch
 from semix.calib.judge import Judge
@@ -16,7 +16,7 @@ def test_the_class_of_the_highest_mean_probability(make_config, tmp_path):
     with torch.no_grad():
         logits = [load_classifier(run, seed)(images) for seed in (0, 2, 5)]
     expected = sum(one.softmax(-1) for one in logits).argmax(-1)
-    assert not torch.equal(expected, logits[0].argmax(-1))  # each has a mind of its own
+    assert not torch.equal(expected, logits[0].argmax(-1))  # the classifiers disagree
     judge = Judge(run)
     torch.testing.assert_close(judge.classes(images), expected)
     assert judge.name == "the mean of 3 classifiers trained on real images alone"

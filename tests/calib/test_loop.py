@@ -1,4 +1,4 @@
-"""The loop over steps: its figures, its compiler, and a host that never waits for the device."""
+"""The loop over steps: its metrics, its compiler, and a host that never waits for the device."""
 
 from contextlib import nullcontext
 
@@ -43,10 +43,10 @@ def test_means_are_over_the_steps(accelerator):
 
 
 def test_a_line_of_progress_is_read_at_a_glance_whatever_an_epoch_measures(capsys):
-    measured = dict.fromkeys([*FIGURES, "learning_rate", "norm_mean", "validation_nll"], 0.123456)
+    metrics = dict.fromkeys([*FIGURES, "learning_rate", "norm_mean", "validation_nll"], 0.123456)
     counts = {"epochs": 40, "images": 6000, "steps": 60, "first": 0}
     lines = EpochLines("CSM seed 0 base", **counts, printing=True)
-    lines.show_epoch(40, measured, last=True)
+    lines.show_epoch(40, metrics, last=True)
     line = capsys.readouterr().out
     assert len(line) < 140
     assert "40/40  loss 0.1235  accuracy 0.1235  validation_nll 0.1235  " in line
@@ -59,9 +59,9 @@ def test_confidence_and_label_by_hand():
     logits = torch.tensor([[3.0, 1.0], [1.0, 1.0], [3.0, 1.0], [1.0, 1.0]]).log()
     labels = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7], [0.8, 0.2]])
     kinds = torch.tensor([[0.5, 0.0], [0.0, 0.5], [0.5, 0.0], [0.0, 0.5]])
-    found = confidence_and_label(logits.requires_grad_(), labels, kinds)
-    torch.testing.assert_close(found, torch.tensor([0.5, 0.8, 0.5, 0.7]))
-    assert not found.requires_grad
+    result = confidence_and_label(logits.requires_grad_(), labels, kinds)
+    torch.testing.assert_close(result, torch.tensor([0.5, 0.8, 0.5, 0.7]))
+    assert not result.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -104,16 +104,16 @@ def test_a_compiled_network_trains_as_the_plain_one(make_stage):
     settings = ("loss={name: ce}", "model={name: lenet}", "ema=0.8", "select=nll")
     plain, compiled = make_stage(*settings), make_stage(*settings, "compile=true")
     for epoch in range(2):
-        expected, found = plain.train_epoch(epoch), compiled.train_epoch(epoch)
-        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        expected, metrics = plain.train_epoch(epoch), compiled.train_epoch(epoch)
+        assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert list(compiled.network.state_dict()) == list(plain.network.state_dict())
     assert list(compiled.evaluated_network.state_dict()) == list(
         plain.evaluated_network.state_dict()
     )
 
 
-# On the meta device, which has no values, what asks for one fails, and so does what has a shape
-# that depends on values. Copies between the host and it are noted.
+# The meta device has no values: reading one fails there, and so does an operation whose shape
+# depends on values. Copies between it and the host are noted.
 META = torch.device("meta")
 CLASSES = 10
 
@@ -123,23 +123,23 @@ class Waits(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.noted = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        outcome, name = func(*args, **(kwargs or {})), func.overloadpacket
-        if name is torch.ops.aten.lift_fresh and outcome.is_meta:
-            self.found.append("a number made a tensor")
+        result, name = func(*args, **(kwargs or {})), func.overloadpacket
+        if name is torch.ops.aten.lift_fresh and result.is_meta:
+            self.noted.append("a number made a tensor")
         if name in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
-            source = args[0] if name is torch.ops.aten._to_copy else args[1]
-            if source.device != outcome.device and not (kwargs or {}).get("non_blocking"):
-                self.found.append("a copy between host and device")
-        return outcome
+            tensor = args[0] if name is torch.ops.aten._to_copy else args[1]
+            if tensor.device != result.device and not (kwargs or {}).get("non_blocking"):
+                self.noted.append("a copy between host and device")
+        return result
 
 
 def waits_of(function):
     with Waits() as waits:
         function()
-    return waits.found
+    return waits.noted
 
 
 def test_what_waits_is_seen():
@@ -147,15 +147,16 @@ def test_what_waits_is_seen():
     assert waits_of(lambda: values.new_tensor(1.0)) == ["a number made a tensor"]
     assert waits_of(lambda: torch.zeros(3).to(META)) == ["a copy between host and device"]
     assert waits_of(lambda: values.copy_(torch.zeros(3))) == ["a copy between host and device"]
-    for ask in (lambda: values.sum().item(), lambda: bool(values[0] > 0), values.nonzero):
+    for function in (lambda: values.sum().item(), lambda: bool(values[0] > 0), values.nonzero):
         with pytest.raises((RuntimeError, NotImplementedError)):
-            ask()
+            function()
 
 
 @pytest.fixture
 def make_step(make_config, accelerator, monkeypatch):
     """make_step(*overrides): a step of stage one, its network and a batch, without values."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # knows no such device
+    # Autocast knows no meta device.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
 
     def make(*overrides):
         config = make_config("model={name: lenet}", *overrides)
@@ -216,9 +217,9 @@ def test_no_batch_waits_for_the_device(mixed_url):
         device=META,
         mixed=MixedDataset(mixed_url),
     )
-    found = []
-    assert waits_of(lambda: found.extend(batches.epoch(torch.Generator()))) == []
-    assert [batch.mixed_images.device for batch in found] == [META] * 3
+    drawn_batches = []
+    assert waits_of(lambda: drawn_batches.extend(batches.epoch(torch.Generator()))) == []
+    assert [batch.mixed_images.device for batch in drawn_batches] == [META] * 3
 
 
 def test_averaging_the_weights_does_not_wait_for_the_device(make_step):

@@ -41,16 +41,16 @@ def statistics(norm: nn.Module) -> list[float]:
 
 def test_shared_statistics_are_of_both_passes():
     network = one_norm("shared")
-    found = both_passes(network, "shared")
-    torch.testing.assert_close(found, torch.tensor([[-1.0], [1.0]]))
+    output = both_passes(network, "shared")
+    torch.testing.assert_close(output, torch.tensor([[-1.0], [1.0]]))
     assert statistics(network[0]) == [0.5 * 0.5 + 0.5 * 12, 0.5 * 1.5 + 0.5 * 8, 2]
 
 
 def test_evaluated_on_mixed_images_they_are_of_real_ones_alone():
     network = one_norm("eval_on_mixed")
-    found = both_passes(network, "eval_on_mixed")
+    output = both_passes(network, "eval_on_mixed")
     # Running mean 0.5 and variance 1.5, after the real pass.
-    torch.testing.assert_close(found, (MIXED - 0.5) / 1.5**0.5)
+    torch.testing.assert_close(output, (MIXED - 0.5) / 1.5**0.5)
     assert statistics(network[0]) == [0.5, 1.5, 1]
     assert network[0].training
 
@@ -71,15 +71,15 @@ def test_norms_that_were_frozen_stay_frozen():
 
 def test_separate_norms_keep_two_sets_of_statistics_and_weights():
     network = one_norm("separate")
-    found = both_passes(network, "separate")
-    torch.testing.assert_close(found, torch.tensor([[-1.0], [1.0]]))
+    output = both_passes(network, "separate")
+    torch.testing.assert_close(output, torch.tensor([[-1.0], [1.0]]))
     assert statistics(network[0]) == [0.5, 1.5, 1]
     assert statistics(network[0].mixed) == [6, 4.5, 1]
-    (3 * found[1]).sum().backward()
+    (3 * output[1]).sum().backward()
     assert network[0].weight.grad is None
     assert network[0].mixed.bias.grad.item() == 3
     network.eval()
-    torch.testing.assert_close(network(MIXED), (MIXED - 0.5) / 1.5**0.5)  # the main ones
+    torch.testing.assert_close(network(MIXED), (MIXED - 0.5) / 1.5**0.5)  # by the real images' norm
 
 
 def test_an_error_inside_ends_the_pass():
@@ -95,8 +95,8 @@ def test_shared_and_evaluated_networks_have_the_state_they_have_without():
     plain = list(nn.BatchNorm1d(1).state_dict())
     for policy in ("shared", "eval_on_mixed"):
         assert list(one_norm(policy)[0].state_dict()) == plain
-    both = one_norm("separate")[0].state_dict()
-    assert list(both) == [*plain, *(f"mixed.{name}" for name in plain)]
+    separate = one_norm("separate")[0].state_dict()
+    assert list(separate) == [*plain, *(f"mixed.{name}" for name in plain)]
 
 
 def test_separate_norms_come_in_every_kind():
@@ -112,7 +112,7 @@ def test_separate_norms_come_in_every_kind():
     assert isinstance(network[2], nn.SyncBatchNorm)
 
 
-def trained(make_config, policy: str, wrap) -> Network:
+def train_two_steps(make_config, policy: str, wrap) -> Network:
     """A network after two steps of real and mixed images through `wrap(network)`."""
     torch.manual_seed(0)
     config = make_config(f"mixed.batch_norm={policy}")
@@ -134,7 +134,7 @@ def trained(make_config, policy: str, wrap) -> Network:
 def test_a_compiled_network_learns_the_same(make_config, policy):
     torch.compiler.reset()
     states = [
-        trained(make_config, policy, wrap).state_dict()
+        train_two_steps(make_config, policy, wrap).state_dict()
         for wrap in (lambda network: network, lambda n: torch.compile(n, backend="eager"))
     ]
     torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)
@@ -147,16 +147,16 @@ def test_distributed_training_uses_every_parameter_in_every_step(make_config, po
         "gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1
     )
     try:
-        state = trained(make_config, policy, DistributedDataParallel).state_dict()
+        state = train_two_steps(make_config, policy, DistributedDataParallel).state_dict()
     finally:
         torch.distributed.destroy_process_group()
-    alone = trained(make_config, policy, lambda network: network).state_dict()
+    alone = train_two_steps(make_config, policy, lambda network: network).state_dict()
     torch.testing.assert_close(state, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_a_trained_network_is_saved_and_loaded_with_both_sets(make_config, tmp_path):
     run = claim_run(make_config("mixed.batch_norm=separate", "head=null"), tmp_path / "run").parent
-    network = trained(make_config, "separate", lambda network: network)
+    network = train_two_steps(make_config, "separate", lambda network: network)
     seed_folder(run, 0).mkdir()
     write_json(run / DATA, {"real": "1" * 64, "class_names": list("abcdefghij"), "mixed": None})
     save_tensors(seed_folder(run, 0) / "model.safetensors", network.state_dict())
@@ -173,8 +173,8 @@ def test_a_trained_network_is_saved_and_loaded_with_both_sets(make_config, tmp_p
 def test_a_model_without_batch_norms_is_refused_before_anything_is_read(make_config, policy):
     model = "model={name: lenet}"
     check(make_config(model))
-    remedy = rf"^mixed\.batch_norm = {policy}: the model has no batch norms"
-    with pytest.raises(InputError, match=remedy):
+    message = rf"^mixed\.batch_norm = {policy}: the model has no batch norms"
+    with pytest.raises(InputError, match=message):
         check(make_config(model, f"mixed.batch_norm={policy}"))
 
 
@@ -182,14 +182,14 @@ def test_a_model_without_batch_norms_is_refused_before_anything_is_read(make_con
 def test_outputs_are_those_of_eval_mode_on_images_as_they_are(make_stage, split):
     stage = make_stage()
     stage.network.train()
-    found = stage.feedback.outputs(split)
+    outputs = stage.feedback.outputs(split)
     assert stage.network.training
     real = getattr(open_data(stage.config).real, split)
     with torch.no_grad():
         logits, features = stage.network.eval()(decode(real))
-    torch.testing.assert_close(found.logits, logits)
-    torch.testing.assert_close(found.features, features)
-    torch.testing.assert_close(found.targets, torch.from_numpy(real.targets))
+    torch.testing.assert_close(outputs.logits, logits)
+    torch.testing.assert_close(outputs.features, features)
+    torch.testing.assert_close(outputs.targets, torch.from_numpy(real.targets))
 
 
 def test_it_runs_once_until_the_network_has_changed(make_stage):
@@ -206,11 +206,11 @@ def test_it_runs_once_until_the_network_has_changed(make_stage):
 
 def test_outputs_are_float32_whatever_trains(make_config, bf16_stage):
     bf16_stage.train_epoch(0)
-    found = bf16_stage.feedback.outputs("validation")
+    outputs = bf16_stage.feedback.outputs("validation")
     with torch.no_grad():
         images = decode(open_data(bf16_stage.config).real.validation)
         logits = type(bf16_stage.network).forward(bf16_stage.network.eval(), images)[0]
-    torch.testing.assert_close(found.logits, logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outputs.logits, logits, rtol=1e-5, atol=1e-5)
 
 
 def test_their_float32_is_never_tf32(make_stage, precisions):
@@ -230,6 +230,6 @@ def bf16_stage(make_config):
 
 def test_chunks_come_back_in_order_without_gradients():
     rows = torch.arange(1201.0, requires_grad=True)
-    found = in_chunks(lambda part: part * 2, rows)
-    torch.testing.assert_close(found, torch.arange(1201.0) * 2)
-    assert not found.requires_grad
+    output = in_chunks(lambda chunk: chunk * 2, rows)
+    torch.testing.assert_close(output, torch.arange(1201.0) * 2)
+    assert not output.requires_grad

@@ -58,13 +58,13 @@ def make_mixed(folder: Path) -> str:
     encoding = sorted(ENCODINGS)[-1]
     picture = encode_image(torch.zeros(4, 4, 3, dtype=torch.uint8).numpy(), encoding)
     samples = []
-    for group, (pair, row) in enumerate(zip(classes, weights, strict=True)):
+    for number, (pair, row) in enumerate(zip(classes, weights, strict=True)):
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in alphas]
-        given = {"classes": pair, "alphas": alphas, "weights": row, "noise": NOISES[group]}
-        given["names"] = [NAMES[k] for k in pair]
-        record = handmade.record(group, **given)
-        sound = SeriesRecord.read(json.dumps(record | {"labels": labels}).encode())
-        samples.append(GroupSample(sound, [picture] * 3, encoding))
+        fields = {"classes": pair, "alphas": alphas, "weights": row, "noise": NOISES[number]}
+        fields["names"] = [NAMES[k] for k in pair]
+        record = handmade.record(number, **fields)
+        series = SeriesRecord.read(json.dumps(record | {"labels": labels}).encode())
+        samples.append(GroupSample(series, [picture] * 3, encoding))
     return handmade.root_of(folder / "mixed", samples, NAMES).url
 
 
@@ -83,10 +83,10 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        found = dict(attrs)
+        attributes = dict(attrs)
         links = ("src", "srcset", "href", "data", "action")
-        self.resources += [found[name] or "" for name in links if name in found]
-        self.images_without_alt += tag == "img" and not found.get("alt")
+        self.resources += [attributes[name] or "" for name in links if name in attributes]
+        self.images_without_alt += tag == "img" and not attributes.get("alt")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -109,7 +109,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
         "models": {"generator": NAUGHTY},
     }
     agreement = {"agreed": 5, "images": 6, "share": 5 / 6}
-    compared = [ComparedNoise("by choice", MixedDataset(mixed), agreement)]
+    noises = [ComparedNoise("by choice", MixedDataset(mixed), agreement)]
     write_report(
         path,
         runs=runs,
@@ -117,7 +117,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
         agreement=agreement,
         facts=facts,
         title="A & B",
-        compared=compared,
+        compared=noises,
     )
     return path.read_text()
 
@@ -131,11 +131,11 @@ def test_chosen_noise_is_shown_with_its_scores(source):
 
 
 def test_noises_of_a_mixed_strategy_are_counted_once(tmp_path):
-    whole = MixedDataset(make_mixed(tmp_path))
-    (row,) = noise_rows([ComparedNoise("all", whole, {"share": 1, "images": 2})])
+    mixed = MixedDataset(make_mixed(tmp_path))
+    (row,) = noise_rows([ComparedNoise("all", mixed, {"share": 1, "images": 2})])
     assert (row.strategy, row.series, row.images) == ("random, select", 3, 9)
-    whole.groups = [g.model_copy(update={"noise": RANDOM}) for g in whole.groups]
-    (row,) = noise_rows([ComparedNoise("all", whole, {"share": 1, "images": 2})])
+    mixed.groups = [g.model_copy(update={"noise": RANDOM}) for g in mixed.groups]
+    (row,) = noise_rows([ComparedNoise("all", mixed, {"share": 1, "images": 2})])
     assert (row.stability, row.candidates, row.agreement) == ("", "", "100.0 ± 19.2")
 
 
@@ -187,16 +187,16 @@ def test_headline_says_what_changed_and_claims_nothing_of_two_seeds(runs: list[P
 
 def test_headline_says_better_and_worse_where_intervals_of_three_seeds_do(tmp_path: Path):
     def runs_of(name: str, ece: float, accuracy: float, nll: list[float]) -> Path:
-        given = [
-            {"ece": ece + 0.01 * k, "accuracy": accuracy, "nll": each} for k, each in enumerate(nll)
+        metrics = [
+            {"ece": ece + 0.01 * k, "accuracy": accuracy, "nll": x} for k, x in enumerate(nll)
         ]
-        return make_run(tmp_path / name, name, given)
+        return make_run(tmp_path / name, name, metrics)
 
     old, new = runs_of("CE", 0.2, 0.9, [0.2, 0.3, 0.4]), runs_of("X", 0.1, 0.8, [0.3, 0.3, 0.3])
     first = headlines(load_methods([old, new]))[0].replace("\xa0", " ")
-    parts = re.sub(r" \(.*?\)", "", first)
+    text = re.sub(r" \(.*?\)", "", first)
     assert (
-        parts == "Over 3 seeds, X against CE: better in ECE; worse in accuracy; no significant "
+        text == "Over 3 seeds, X against CE: better in ECE; worse in accuracy; no significant "
         "difference in NLL."
     )
 
@@ -204,16 +204,16 @@ def test_headline_says_better_and_worse_where_intervals_of_three_seeds_do(tmp_pa
 def test_headline_of_one_seed(tmp_path: Path):
     methods = load_methods([make_run(tmp_path / n, n, [{"ece": 0.1}]) for n in ("CE", "X")])
     first = headlines(methods)[0].replace("\xa0", " ")
-    told = "Over 1 seed, X against CE: no significant difference in ECE (10.00 % → 10.00 %, "
-    assert first.startswith(f"{told}change +0.00), ")
+    start = "Over 1 seed, X against CE: no significant difference in ECE (10.00 % → 10.00 %, "
+    assert first.startswith(f"{start}change +0.00), ")
 
 
 def test_methods_on_two_datasets_are_not_compared(tmp_path: Path):
     good, bad = {"accuracy": 0.9, "ece": 0.1}, {"accuracy": 0.8, "ece": 0.2}
     runs = [
-        make_run(tmp_path / f"{data}-{name}", name, [figures], real=(data, data[0] * 64))
+        make_run(tmp_path / f"{data}-{name}", name, [values], real=(data, data[0] * 64))
         for data in ("digits", "birds")
-        for name, figures in (("CE", bad), ("LS", good))
+        for name, values in (("CE", bad), ("LS", good))
     ]
     page = tmp_path / "page.html"
     write_report(page, runs=runs, mixed=None, agreement=None, facts={}, title="two")
@@ -226,8 +226,8 @@ def test_methods_on_two_datasets_are_not_compared(tmp_path: Path):
         assert f"The test set of {data} has 3 images" in text
     assert "birds against CE, digits" not in text
     assert f"each run CE in {runs[0]}1 min 5 s" in text and "together4 min 20 s" in text
-    assert "Time by stage" not in text  # nobody named a stage
-    # In each of four groups of rows accuracy and ECE of one, four more of both, none for its parts.
+    assert "Time by stage" not in text  # `facts` has no seconds per stage
+    # In each of four groups of rows: accuracy and ECE of LS alone, four more measures of both.
     assert page.read_text().count('class="best"') == 4 * (2 + 2 * 4)
 
 
@@ -238,7 +238,7 @@ def test_small_texts():
 
 def test_sheet_ends_with_the_least_ordered_series(tmp_path: Path):
     mixed = MixedDataset(make_mixed(tmp_path))
-    # As where some are left out.
+    # As where earlier series are left out.
     mixed.groups = [g.model_copy(update={"group": g.group + 40}) for g in mixed.groups]
     got = contact_sheet(mixed)
     assert [series.group for series in got] == [40, 41, 42]

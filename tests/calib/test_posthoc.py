@@ -35,7 +35,7 @@ def nll(logits: Tensor, targets: Tensor, temperature: float) -> float:
 
 
 def test_temperature_of_two_classes_by_hand():
-    # Margin 3 throughout and 3 of 4 right: NLL is least where sigmoid(3 / T) = 3/4.
+    # Margin 3 throughout and 3 of 4 right: NLL is lowest where sigmoid(3 / T) = 3/4.
     logits = torch.tensor([[3.0, 0.0]] * 4)
     got = fit_temperature(logits, torch.tensor([0, 0, 0, 1]))
     assert got == pytest.approx(3 / math.log(3), rel=1e-9)
@@ -54,15 +54,15 @@ def test_the_temperature_that_the_targets_were_drawn_at_is_found():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_temperature_equals_a_bounded_search(scale: float, seed: int):
     logits, targets = noisy_five(seed, scale)
-    found = minimize_scalar(
+    search = minimize_scalar(
         lambda inverse: nll(logits, targets, 1 / inverse),
         bounds=(1 / HIGHEST, 1 / LOWEST),
         method="bounded",
         options={"xatol": 1e-10},
     )
     got = fit_temperature(logits, targets)
-    assert got == pytest.approx(1 / found.x, rel=1e-4)
-    assert nll(logits, targets, got) <= found.fun + 1e-12
+    assert got == pytest.approx(1 / search.x, rel=1e-4)
+    assert nll(logits, targets, got) <= search.fun + 1e-12
 
 
 def test_scaling_the_logits_scales_the_temperature():
@@ -123,9 +123,9 @@ def test_other_criterion_is_named():
 def test_by_ece_it_is_the_first_best_of_the_grid(seed: int):
     logits, targets = noisy_five(seed, 2.0)
     errors = [calibration_metrics(logits.double() / (k / 10), targets).ece for k in range(1, 101)]
-    wanted = (errors.index(min(errors)) + 1) / 10
-    assert fit_temperature(logits, targets, criterion="ece") == wanted
-    assert wanted != pytest.approx(fit_temperature(logits, targets), abs=1e-3)
+    expected = (errors.index(min(errors)) + 1) / 10
+    assert fit_temperature(logits, targets, criterion="ece") == expected
+    assert expected != pytest.approx(fit_temperature(logits, targets), abs=1e-3)
 
 
 def test_by_ece_a_tie_takes_the_least():
@@ -139,8 +139,8 @@ def skewed_case(seed: int = 0, samples: int = 400, classes: int = 5) -> tuple[Te
     targets = torch.randint(classes, (samples,), generator=rng)
     clean = 3 * functional.one_hot(targets, classes)
     noise = 1.5 * torch.randn(samples, classes, generator=rng).double()
-    place = torch.arange(classes) / classes
-    return (clean + noise) * (1 + place) + 2 * place, targets
+    offset = torch.arange(classes) / classes
+    return (clean + noise) * (1 + offset) + 2 * offset, targets
 
 
 def nll_and_slope(x: np.ndarray, logits: Tensor, targets: Tensor) -> tuple[float, np.ndarray]:
@@ -150,10 +150,10 @@ def nll_and_slope(x: np.ndarray, logits: Tensor, targets: Tensor) -> tuple[float
     scores = z * w + b
     p = np.exp(scores - scores.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
-    rest = p.copy()
-    rest[np.arange(n), targets] -= 1
+    residual = p.copy()
+    residual[np.arange(n), targets] -= 1
     nll = -np.log(p[np.arange(n), targets]).mean()
-    return nll, np.concatenate([(rest * z).mean(0), rest.mean(0)])
+    return nll, np.concatenate([(residual * z).mean(0), residual.mean(0)])
 
 
 def test_one_constant_logit_leaves_the_class_frequencies():
@@ -176,17 +176,17 @@ def test_vector_scaling_of_two_classes_by_hand():
 def test_vector_scaling_equals_scipy(seed: int):
     logits, targets = skewed_case(seed)
     start = np.repeat([1.0, 0.0], 5)
-    found = minimize(
+    oracle = minimize(
         nll_and_slope, start, (logits, targets), jac=True, method="BFGS", options={"gtol": 1e-9}
     )
     fitted = fit_vector(logits, targets)
-    torch.testing.assert_close(fitted.weight, torch.from_numpy(found.x[:5]), atol=1e-5, rtol=0)
-    bias = torch.from_numpy(found.x[5:])
+    torch.testing.assert_close(fitted.weight, torch.from_numpy(oracle.x[:5]), atol=1e-5, rtol=0)
+    bias = torch.from_numpy(oracle.x[5:])
     torch.testing.assert_close(fitted.bias, bias - bias.mean(), atol=1e-5, rtol=0)
     got, slope = nll_and_slope(
         np.concatenate([fitted.weight.numpy(), fitted.bias.numpy()]), logits, targets
     )
-    assert got == pytest.approx(found.fun, abs=1e-12)
+    assert got == pytest.approx(oracle.fun, abs=1e-12)
     assert np.abs(slope).max() < 1e-6
     temperature = fit_temperature(logits, targets)
     assert got < functional.cross_entropy(logits / temperature, targets).item() - 0.05
@@ -219,13 +219,13 @@ def test_the_scale_of_the_logits_does_not_matter(scale: float):
 
 def test_an_absent_class_gets_a_low_finite_probability(caplog: pytest.LogCaptureFixture):
     logits, targets = skewed_case(3, samples=100)
-    seen = targets != 3
+    present = targets != 3
     with caplog.at_level(logging.WARNING):
-        fitted = fit_vector(logits[seen], targets[seen])
+        fitted = fit_vector(logits[present], targets[present])
     assert "do not determine the vector scaling of class 3: kept near temperature" in caplog.text
     p = fitted.apply(logits).softmax(1)
     assert p[:, 3].min() > 0
-    assert p[seen, 3].max() < 1e-3
+    assert p[present, 3].max() < 1e-3
     assert fitted.weight.abs().max() < 10
 
 
@@ -280,8 +280,8 @@ def test_isotonic_of_two_classes_by_hand():
     fitted = fit_isotonic(logits, torch.tensor([1, 0, 1, 0]))
     got = fitted.apply(logits).exp()
     low = (1 / 8) / (1 + 1 / 8)  # 0 is raised to 1 / (4 * 2), beside 1
-    wanted = torch.tensor([low, 0.5, 0.5, 1 - low]).double()
-    torch.testing.assert_close(got, torch.stack([wanted, 1 - wanted], dim=1))
+    expected = torch.tensor([low, 0.5, 0.5, 1 - low]).double()
+    torch.testing.assert_close(got, torch.stack([expected, 1 - expected], dim=1))
     # Between knots it is a line: 0 .. 1/2 from 0.2 to 0.4, and level outside.
     p = torch.tensor([0.01, 0.3, 0.99]).double()
     got = fitted.apply(torch.stack([p, 1 - p], dim=1).log()).exp()
@@ -298,10 +298,10 @@ def test_isotonic_equals_scipy_at_the_fitted_points(seed: int):
         column = np.empty(len(p))
         column[order] = isotonic_regression((targets.numpy() == k)[order].astype(float)).x
         columns.append(np.maximum(column, 1 / (300 * 4)))
-    wanted = np.stack(columns, axis=1)
-    wanted /= wanted.sum(1, keepdims=True)
+    expected = np.stack(columns, axis=1)
+    expected /= expected.sum(1, keepdims=True)
     got = fit_isotonic(logits, targets).apply(logits)
-    torch.testing.assert_close(got.exp(), torch.from_numpy(wanted), rtol=1e-9, atol=0)
+    torch.testing.assert_close(got.exp(), torch.from_numpy(expected), rtol=1e-9, atol=0)
 
 
 def test_isotonic_calibrates_other_data():
@@ -316,11 +316,11 @@ def test_isotonic_calibrates_other_data():
 def test_isotonic_rows_sum_to_one_and_zeros_are_finite():
     # Class 2 has no image, so that its map is 0 throughout and raised to 1 / (N K).
     logits, targets = bold_case(4)
-    seen = targets != 2
-    fitted = fit_isotonic(logits[seen], targets[seen])
+    present = targets != 2
+    fitted = fit_isotonic(logits[present], targets[present])
     got = fitted.apply(logits)
     torch.testing.assert_close(got.exp().sum(1), torch.ones(300).double())
-    assert fitted.floor == 1 / (seen.sum() * 4)
+    assert fitted.floor == 1 / (present.sum() * 4)
     assert got.isfinite().all()
     assert (got[:, 2] == got.min(1).values).all()
 

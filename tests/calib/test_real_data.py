@@ -72,14 +72,14 @@ def test_processes_read_their_own_mixed_images_alone(make_config):
         )
         return list(batches.epoch(torch.Generator().manual_seed(0)))
 
-    whole, halves = epoch(1, 0, 1), [epoch(0, process, 2) for process in (0, 1)]
-    for batch, first, second in zip(whole, *halves, strict=True):
+    expected, halves = epoch(1, 0, 1), [epoch(0, process, 2) for process in (0, 1)]
+    for batch, first, second in zip(expected, *halves, strict=True):
         assert torch.equal(torch.cat([first.mixed_images, second.mixed_images]), batch.mixed_images)
         assert torch.equal(torch.cat([first.mixed_labels, second.mixed_labels]), batch.mixed_labels)
 
 
 def folder_of(root: Path, **splits: list[int]) -> Path:
-    """A folder with given splits: pictures of two classes, each of one colour."""
+    """An image folder of two classes; `splits` gives the colour of each picture."""
     for split, colours in splits.items():
         for index, colour in enumerate(colours):
             path = root / split / ("cat", "dog")[index % 2] / f"{index:02d}.png"
@@ -90,15 +90,15 @@ def folder_of(root: Path, **splits: list[int]) -> Path:
 
 def test_splits_that_share_images_are_refused(make_config, tmp_path):
     folder = folder_of(tmp_path, train=[*range(20)], val=[20, 21, 3], test=[22, 23, 21, 24, 24, 5])
-    shared = "real={name: imagefolder, image_size: 16, path: " + str(folder)
-    config = make_config("mixed=null", shared + "}")
+    real = "real={name: imagefolder, image_size: 16, path: " + str(folder)
+    config = make_config("mixed=null", real + "}")
     first = r"first validation .*/val/cat/02\.png, which is train .*/train/dog/03\.png"
-    remedy = rf"^real\.allow_overlap = 0: 3 images of validation or test are .*, {first}; remove"
-    with pytest.raises(InputError, match=remedy):
+    message = rf"^real\.allow_overlap = 0: 3 images of validation or test are .*, {first}; remove"
+    with pytest.raises(InputError, match=message):
         open_data(config)
     with pytest.raises(InputError, match=r"^real\.allow_overlap = 2: 3 images"):
-        open_data(make_config("mixed=null", shared + ", allow_overlap: 2}"))
-    assert len(open_data(make_config("mixed=null", shared + ", allow_overlap: 3}")).real.test) == 6
+        open_data(make_config("mixed=null", real + ", allow_overlap: 2}"))
+    assert len(open_data(make_config("mixed=null", real + ", allow_overlap: 3}")).real.test) == 6
     assert len(open_data(config, compare_splits=False).real.test) == 6
 
 
@@ -106,9 +106,9 @@ def test_a_mixed_dataset_with_classes_in_another_order_is_refused(make_config, t
     names = (*DIGITS[1::-1], *DIGITS[2:])
     sample = handmade.sample(0, side=16)
     url = handmade.root_of(tmp_path / "root", [sample], names).url
-    for refuse in (open_data, check):
+    for function in (open_data, check):
         with pytest.raises(InputError, match=r"^mixed\.url = .*: its classes are one, zero, two"):
-            refuse(make_config(f"mixed.url={url}"))
+            function(make_config(f"mixed.url={url}"))
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,18 @@ def test_a_mixed_dataset_with_classes_in_another_order_is_refused(make_config, t
         ([[-1, 0.5], [1, 0.5]], r"labels\.0\.0\.0: .*greater than or equal to 0"),
     ],
 )
-def test_labels_that_are_none_are_refused_by_name(make_config, tmp_path, labels, message):
+def test_malformed_labels_are_refused_by_name(make_config, tmp_path, labels, message):
     bad = handmade.sample(0, side=16, labels=[labels, labels])
     url = handmade.root_of(tmp_path / "root", [bad], DIGITS).url
     with pytest.raises(InputError, match=rf"^mixed\.url = .*/root: .*shards/0000/.*{message}"):
         open_data(make_config(f"mixed.url={url}"))
 
 
-def test_a_label_set_whose_labels_are_none_is_refused_by_name(make_config, mixed_url, tmp_path):
+def test_a_label_set_with_malformed_labels_is_refused_by_name(make_config, mixed_url, tmp_path):
     root = Root(shutil.copytree(mixed_url, tmp_path / "root").as_posix())
     relabel(root)
     (path,) = (tmp_path / "root" / "labels").rglob("0000000.json")
     path.write_text(path.read_text().replace("1.0]]", "0.8]]"))
-    remedy = r"^mixed\.url = .*labels/cd34.*: sums to 0\.8, not 1"
-    with pytest.raises(InputError, match=remedy):
+    message = r"^mixed\.url = .*labels/cd34.*: sums to 0\.8, not 1"
+    with pytest.raises(InputError, match=message):
         open_data(make_config(f"mixed.url={root.url}", "mixed.labels=cd34cd34"))

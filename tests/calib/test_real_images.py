@@ -1,4 +1,4 @@
-"""Real images that do not fit: read by workers, with the figures that held ones give."""
+"""Real images that do not fit in memory are read by workers, with the same results."""
 
 import json
 import pickle
@@ -23,7 +23,7 @@ from semix.data.splits import ImageSplit
 
 from tests.calib.runs import assert_same_results, run_two
 
-READ = "real_memory_gib=0"
+STREAMED = "real_memory_gib=0"
 WORKERS = [0, pytest.param(2, marks=pytest.mark.process)]
 SIDE = 12
 
@@ -64,42 +64,44 @@ def limited_files() -> Iterator[Callable[[int], None]]:
     ],
     ids=["all", "plp", "tst"],
 )
-def test_a_set_above_the_limit_gives_the_figures_of_one_in_memory(make_run, settings, workers):
-    held = make_run("held", *settings)
-    read = make_run("read", *settings, READ, f"real_workers={workers}")
-    for run in (held, read):
+def test_a_dataset_above_the_limit_trains_as_one_in_memory(make_run, settings, workers):
+    in_memory = make_run("held", *settings)
+    streamed = make_run("read", *settings, STREAMED, f"real_workers={workers}")
+    for run in (in_memory, streamed):
         train_run(run)
     weights = ["model.safetensors", "logits-base.safetensors"]
-    assert_same_results(held, read, weights=weights)
-    rows = [json.loads((run / "evaluation.json").read_text())["rows"] for run in (held, read)]
+    assert_same_results(in_memory, streamed, weights=weights)
+    rows = [
+        json.loads((run / "evaluation.json").read_text())["rows"] for run in (in_memory, streamed)
+    ]
     assert rows[0] == rows[1]
-    assert (held / "data.json").read_text() == (read / "data.json").read_text()
+    assert (in_memory / "data.json").read_text() == (streamed / "data.json").read_text()
 
 
 def test_training_images_are_read_once_before_the_first_epoch(make_config, monkeypatch):
-    data = open_data(make_config(READ), compare_splits=False)
+    data = open_data(make_config(STREAMED), compare_splits=False)
     expected = open_data(make_config(), compare_splits=False).train_pixels
-    seen: list[int] = []
+    lengths: list[int] = []
     original = StreamedImages.parts
 
     def parts(self, indices):
-        seen.append(len(self))
+        lengths.append(len(self))
         return original(self, indices)
 
     monkeypatch.setattr(StreamedImages, "parts", parts)
     check_overlap(data)
     assert torch.equal(data.train_pixels, expected)
-    assert seen.count(len(data.real.train)) == 1
+    assert lengths.count(len(data.real.train)) == 1
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_parts_come_in_the_order_that_was_asked_for(split, workers):
-    whole, images = decode(split), StreamedImages(split, SIDE, workers=workers)
+    expected, images = decode(split), StreamedImages(split, SIDE, workers=workers)
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0)).split(7)
     state = torch.get_rng_state()
-    found = list(images.parts(order))
+    parts = list(images.parts(order))
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(part, whole[chosen]) for part, chosen in zip(found, order, strict=True))
+    assert all(torch.equal(part, expected[rows]) for part, rows in zip(parts, order, strict=True))
 
 
 def test_a_split_goes_to_workers_that_are_not_forked(split):
@@ -108,8 +110,8 @@ def test_a_split_goes_to_workers_that_are_not_forked(split):
     assert (part.digest, part.name(1)) == (split.part(np.array([3, 1])).digest, split.name(1))
 
 
-# As Prefect does, for the threads of the process that it is in.
-WITH_AN_END = """
+# Prefect registers such a hook for the threads of its process.
+EXIT_HOOK = """
 import os, sys, threading
 from semix.calib.real_images import StreamedImages, ranges
 from semix.data.real import RealDataConfig, load_real
@@ -125,9 +127,9 @@ os._exit(0)
 
 @pytest.mark.process
 def test_what_a_trainer_would_do_at_its_end_is_not_done_by_its_workers(pictures):
-    command = [sys.executable, "-c", WITH_AN_END, str(pictures)]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert ended.returncode == 0, ended.stderr
+    command = [sys.executable, "-c", EXIT_HOOK, str(pictures)]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.process
@@ -183,10 +185,10 @@ def test_processes_of_a_machine_share_one_copy(pictures, tmp_path):
 
 def test_no_room_for_the_shared_copy_is_refused_by_name(split, limited_files):
     limited_files(1000)
-    found = real_images._decode_to_file(split)
-    assert isinstance(found, InputError)
-    assert str(found).startswith("TMPDIR = ")
-    assert "real_memory_gib" in str(found)
+    error = real_images._decode_to_file(split)
+    assert isinstance(error, InputError)
+    assert str(error).startswith("TMPDIR = ")
+    assert "real_memory_gib" in str(error)
 
 
 def test_workers_share_the_cores_of_a_machine(split, monkeypatch):

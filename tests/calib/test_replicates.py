@@ -16,7 +16,7 @@ from semix.calib.replicates import (
 
 
 def seeds(*values: float) -> dict[Unit, list[float]]:
-    """One value a seed, of one split."""
+    """One value per seed, of one split."""
     return {Unit(0, None, seed): [value] for seed, value in enumerate(values)}
 
 
@@ -26,26 +26,26 @@ def splits(*values: float) -> dict[Unit, list[float]]:
 
 def test_seeds_of_one_split_are_tested_by_welch():
     # Means 2 and 5, variances 1 and 4: t = -3 / sqrt(5/3), by Welch with 2.941 degrees of freedom.
-    found = compare(seeds(1.0, 2.0, 3.0), seeds(3.0, 5.0, 7.0))
-    assert found is not None
-    assert (found.change, found.n, found.over) == (-3, 3, "seeds")
-    assert found.p == pytest.approx(2 * student.sf(3 / (5 / 3) ** 0.5, 2.9412), abs=1e-4)
+    comparison = compare(seeds(1.0, 2.0, 3.0), seeds(3.0, 5.0, 7.0))
+    assert comparison is not None
+    assert (comparison.change, comparison.n, comparison.over) == (-3, 3, "seeds")
+    assert comparison.p == pytest.approx(2 * student.sf(3 / (5 / 3) ** 0.5, 2.9412), abs=1e-4)
 
 
 def test_splits_are_paired():
     # Differences -1, -2, -3: mean -2, deviation 1, so t = -2 sqrt(3) with two degrees of freedom,
     # for which the two-sided p is 1 - |t| / sqrt(t^2 + 2) = 1 - sqrt(12 / 14).
-    found = compare(splits(4.0, 3.0, 5.0), splits(5.0, 5.0, 8.0))
-    assert found is not None
-    assert (found.change, found.n, found.over) == (-2, 3, "splits")
-    assert found.p == pytest.approx(1 - (12 / 14) ** 0.5)
+    comparison = compare(splits(4.0, 3.0, 5.0), splits(5.0, 5.0, 8.0))
+    assert comparison is not None
+    assert (comparison.change, comparison.n, comparison.over) == (-2, 3, "splits")
+    assert comparison.p == pytest.approx(1 - (12 / 14) ** 0.5)
 
 
 def test_only_what_both_have_is_compared():
     new = {**splits(4.0, 3.0, 5.0), Unit(9, None, 0): [100.0], Unit(0, None, 1): [100.0]}
-    found = compare(new, splits(5.0, 5.0, 8.0))
-    assert found is not None
-    assert (found.change, found.n) == (-2, 3)
+    comparison = compare(new, splits(5.0, 5.0, 8.0))
+    assert comparison is not None
+    assert (comparison.change, comparison.n) == (-2, 3)
     assert compare(seeds(1.0), {Unit(0, None, 7): [1.0]}) is None
     assert compare(splits(1.0), {Unit(3, None, 0): [1.0]}) is None
 
@@ -62,7 +62,7 @@ def test_a_run_without_mixed_images_stands_beside_every_draw():
     assert both[0].tolist() == [[[[14.0]], [[15.0]]]]
 
 
-def test_test_sets_drawn_anew_pair_where_both_have_them():
+def test_bootstrap_resamples_pair_where_both_have_them():
     new, old = {Unit(0, None, 0): [1.0, 3.0]}, {Unit(0, None, 0): [0.5, 1.5]}
     both = paired(new, old)
     assert both is not None
@@ -75,9 +75,9 @@ def test_test_sets_drawn_anew_pair_where_both_have_them():
 def test_an_interval_of_two_seeds_reaches_from_one_to_the_other():
     assert interval(np.array([-2.0, -1.0]).reshape(1, 1, 2, 1)) == (-2, -1)
     assert interval(np.array([[[[5.0]]]])) is None
-    found = compare(seeds(1.0, 1.0), seeds(3.0, 2.0))
-    assert found is not None
-    assert (found.low, found.high, found.p, found.is_clear) == (-2, -1, None, False)
+    change = compare(seeds(1.0, 1.0), seeds(3.0, 2.0))
+    assert change is not None
+    assert (change.low, change.high, change.p, change.is_clear) == (-2, -1, None, False)
 
 
 @pytest.mark.parametrize("level", range(4))
@@ -86,8 +86,8 @@ def test_every_level_widens_the_interval(level: int):
     changes += np.arange(4.0).reshape([4 if axis == level else 1 for axis in range(4)])
     low, high = interval(changes) or (0.0, 0.0)
     assert low < changes.mean() < high
-    # Of one value a replicate, the mean of four of 0 to 3 has deviation sqrt(1.25 / 4); draws and
-    # seeds of a split are drawn anew in each of four splits, and so is its test set, one of four.
+    # The mean of four resampled values of 0 to 3 has deviation sqrt(1.25 / 4). In each of four
+    # splits, four draws and four seeds are resampled, and one of four test sets is taken.
     deviation = {0: 1.25 / 4, 1: 1.25 / 16, 2: 1.25 / 16, 3: 1.25 / 4}[level] ** 0.5
     assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.1)
 
@@ -102,8 +102,8 @@ def test_intervals_of_many_splits_cover_the_truth_about_as_often_as_they_say():
 
 
 def test_nothing_that_varies_or_too_few_is_no_test():
-    one = np.full([3, 1, 1, 1], 0.1 + 0.2)
-    assert p_value(one, np.full([3, 1, 1, 1], 0.3)) is None
+    values = np.full([3, 1, 1, 1], 0.1 + 0.2)
+    assert p_value(values, np.full([3, 1, 1, 1], 0.3)) is None
     assert compare(seeds(1.0, 2.0), seeds(2.0, 4.0)).p is None
     assert compare(splits(1.0, 2.0), splits(2.0, 4.0)).p is None
     assert compare(splits(1.0, 2.0, 3.0), splits(2.0, 4.0, 5.0)).p is not None
@@ -111,9 +111,9 @@ def test_nothing_that_varies_or_too_few_is_no_test():
 
 def test_all_rows_of_a_measure_are_corrected_together():
     base = splits(5.0, 5.0, 8.0)
-    found = compare_all({"a": splits(4.0, 3.0, 5.0), "b": splits(4.0, 3.0, 5.0), "c": {}}, base)
-    assert set(found) == {"a", "b"}
-    assert found["a"].p_holm == pytest.approx(2 * found["a"].p)
+    rows = compare_all({"a": splits(4.0, 3.0, 5.0), "b": splits(4.0, 3.0, 5.0), "c": {}}, base)
+    assert set(rows) == {"a", "b"}
+    assert rows["a"].p_holm == pytest.approx(2 * rows["a"].p)
 
 
 def test_holm_multiplies_by_what_is_left_and_never_falls():
@@ -123,6 +123,6 @@ def test_holm_multiplies_by_what_is_left_and_never_falls():
     assert holm([None]) == [None]
 
 
-def test_drawn_values_are_moved_to_the_value_itself():
+def test_resampled_values_are_centred_on_the_value_itself():
     assert centred(2.0, [2.5, 3.0, 3.5]) == [1.5, 2.0, 2.5]
     assert centred(2.0, []) == [2.0]

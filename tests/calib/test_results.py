@@ -28,7 +28,7 @@ MINUS = "\N{MINUS SIGN}"
 
 def test_measures_are_those_of_calibration_metrics():
     got = calibration_metrics(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
-    shown = {measure.key for place in ("page", "run", "study") for measure in shown_in(place)}
+    shown = {measure.key for table in ("page", "run", "study") for measure in shown_in(table)}
     assert shown <= got.as_dict().keys()
 
 
@@ -64,8 +64,8 @@ def test_a_head_is_named_by_its_method(tmp_path: Path, name, head, labels):
 def test_methods_on_other_images_are_told_apart(tmp_path: Path):
     data = [("digits", "a" * 64), ("digits", "b" * 64), ("imagefolder", "c" * 64)]
     runs = [make_run(tmp_path / d, "CE", [{}], real=(name, d)) for name, d in data]
-    other = make_run(tmp_path / "ls", "LS", [{}], real=data[0])
-    groups = by_data(load_methods([*runs, other]))
+    ls_run = make_run(tmp_path / "ls", "LS", [{}], real=data[0])
+    groups = by_data(load_methods([*runs, ls_run]))
     assert [[method.label for method in group] for group in groups] == [
         ["CE, digits aaaaaaaa", "LS, digits aaaaaaaa"],
         ["CE, digits bbbbbbbb"],
@@ -106,12 +106,12 @@ def test_no_runs():
 
 
 @pytest.mark.parametrize(
-    ("measure", "change", "told"),
+    ("measure", "change", "expected"),
     [(ECE, -1.0, "better"), (ECE, 1.0, "worse"), (ACCURACY, 1.0, "better"), (NLL, 0.5, "worse")],
 )
-def test_better_follows_the_measure(measure, change, told):
+def test_better_follows_the_measure(measure, change, expected):
     clear = Comparison(change, change - 0.1, change + 0.1, 3, "seeds", 0.01)
-    assert significant_change(clear, measure) == told
+    assert significant_change(clear, measure) == expected
     for low, high, n in ((-1.0, 1.0, 3), (change - 0.1, change + 0.1, 2), (None, None, 3)):
         assert significant_change(replace(clear, low=low, high=high, n=n), measure) == ""
     assert significant_change(clear, MEASURE["over_ece"]) == ""  # half of an error

@@ -41,8 +41,8 @@ def test_large_images_take_another_stem_from_96_pixels_on(make_config):
     sides = {side: make_config(f"real.image_size={side}", model) for side in (95, 96)}
     assert "stem" not in sides[95].model.params
     assert sides[96].model.params["stem"] == "imagenet"
-    kept = make_config("real.image_size=224", "model={name: resnet18, stem: small}")
-    assert kept.model.params["stem"] == "small"
+    small_stem = make_config("real.image_size=224", "model={name: resnet18, stem: small}")
+    assert small_stem.model.params["stem"] == "small"
 
 
 ALONE = ("mixed=null", "head=null")
@@ -64,9 +64,9 @@ def earlier(make_config, tmp_path):
 
 def test_a_run_of_the_stem_that_large_images_had_before_is_named(earlier, make_config):
     run, config = earlier
-    for opened in (lambda: load_classifier(run, 0), lambda: trained_run(run)):
+    for open_run in (lambda: load_classifier(run, 0), lambda: trained_run(run)):
         with pytest.raises(InputError, match=r"config\.json model\.stem = None: .* stem for small"):
-            opened()
+            open_run()
     new = config.model_copy(update={"model": make_config("real.image_size=96").model})
     new = make_config("real.image_size=96", "model={name: resnet18, width: 2}", *ALONE)
     write_json(run / EVALUATION, {"rows": []})
@@ -112,7 +112,7 @@ with seed_lock(Path(sys.argv[1]), label="first"):
 
 
 @pytest.fixture
-def other(tmp_path):
+def lock_holder(tmp_path):
     """Another process that holds the lock of seed-0."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "seed-0")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -122,11 +122,11 @@ def other(tmp_path):
 
 
 @pytest.mark.process
-def test_another_training_of_the_seed_is_named(other, tmp_path, monkeypatch, capsys):
+def test_another_training_of_the_seed_is_named(lock_holder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_folder, "LOCK_TIMEOUT_S", 0.3)
-    said = rf"^run = {tmp_path}: another training works in seed-0; wait for its end, or stop it"
+    message = rf"^run = {tmp_path}: another training works in seed-0; wait for its end, or stop it"
     with (
-        pytest.raises(InputError, match=said),
+        pytest.raises(InputError, match=message),
         seed_lock(tmp_path / "seed-0", label="second"),
     ):
         raise AssertionError("both hold it")
@@ -137,17 +137,17 @@ def test_another_training_of_the_seed_is_named(other, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.process
-def test_a_training_that_was_killed_lets_go(other, tmp_path):
+def test_a_training_that_was_killed_lets_go(lock_holder, tmp_path):
     def stop() -> bool:  # asked while we wait
-        other.kill()
+        lock_holder.kill()
         return False
 
     with seed_lock(tmp_path / "seed-0", label="second", stop=stop):
-        assert other.wait() < 0
+        assert lock_holder.wait() < 0
 
 
 @pytest.mark.process
-def test_who_waits_can_be_stopped(other, tmp_path):
+def test_who_waits_can_be_stopped(lock_holder, tmp_path):
     with (
         pytest.raises(Interrupted, match=r"^second: stopped before it was begun"),
         seed_lock(tmp_path / "seed-0", label="second", stop=lambda: True),

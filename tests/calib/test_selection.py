@@ -1,4 +1,4 @@
-"""Which epoch is kept and when it ends, on measures made up for it."""
+"""Which epoch is kept and when training ends, on made-up measures."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from torch import nn
 
 
 def note(selection: EpochSelection, name: str, values: list[float]) -> list[bool]:
-    """Epochs whose weight is their number; returns whether it was finished after each."""
-    network, found = nn.Linear(1, 1), []
+    """Note epochs whose weight is their number; returns `finished` after each of them."""
+    network, finished = nn.Linear(1, 1), []
     for epoch, value in enumerate(values):
         nn.init.constant_(network.weight, epoch)
         selection.note({name: value}, network, epoch)
-        found.append(selection.finished)
-    return found
+        finished.append(selection.finished)
+    return finished
 
 
 @pytest.mark.parametrize(

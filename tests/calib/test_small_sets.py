@@ -1,4 +1,4 @@
-"""A MaC-Cal head on a small set: defaults that hold, and a loud word where settings do not."""
+"""A MaC-Cal head on a small dataset: defaults keep accuracy, losses of accuracy are warned of."""
 
 import json
 from pathlib import Path
@@ -20,11 +20,11 @@ SETTINGS = {
     "batch_size": 30,
     "augment": {"shift": 1},
     "optimiser": {"name": "adamw", "learning_rate": 0.01, "schedule": "cosine"},
-    "head": {"method": "mac_cal", "gamma": 0.9},  # as the README has it
+    "head": {"method": "mac_cal", "gamma": 0.9},  # as in the README
     "trackers": [],
     "evaluation": {"bootstrap": 0},
 }
-PAPERS = {"method": "mac_cal", "batch_size": 128, "optimiser": {"learning_rate": 0.1}}
+PAPER_HEAD = {"method": "mac_cal", "batch_size": 128, "optimiser": {"learning_rate": 0.1}}
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +38,30 @@ def evaluation(run: Path) -> dict:
     return json.loads((run / "evaluation.json").read_text())
 
 
-def lost(run: Path) -> float:
-    """Points of validation accuracy that the head takes."""
+def accuracy_loss(run: Path) -> float:
+    """Percentage points of validation accuracy that are lost with the head."""
     base, head = evaluation(run)["rows"]
     return 100 * (base["validation_accuracy"] - head["validation_accuracy"])
 
 
 def test_a_head_of_default_settings_keeps_a_small_sets_accuracy(small: Path):
     assert evaluation(small)["rows"][0]["validation_accuracy"] > 0.9
-    assert lost(small) <= 2
+    assert accuracy_loss(small) <= 2
     assert evaluation(small)["warnings"] == []
 
 
 def test_a_head_that_costs_accuracy_says_so_in_evaluation_terminal_and_report(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config = load_settings(TrainConfig, {**SETTINGS, "name": "large batches", "head": PAPERS})
+    config = load_settings(TrainConfig, {**SETTINGS, "name": "large batches", "head": PAPER_HEAD})
     run = claim_run(config, tmp_path / "run").parent
     train_run(run)
-    assert lost(run) > 2
+    assert accuracy_loss(run) > 2
     (warning,) = evaluation(run)["warnings"]
     base, head = (row["validation_accuracy"] for row in evaluation(run)["rows"])
     text = "large batches: the mac_cal head loses more than 2 points of validation accuracy"
-    figures = f"(seed 0: {100 * base:.1f} % to {100 * head:.1f} %; 300 images)"
-    assert warning.startswith(f"{text} {figures}: lower head.optimiser.learning_rate")
+    values = f"(seed 0: {100 * base:.1f} % to {100 * head:.1f} %; 300 images)"
+    assert warning.startswith(f"{text} {values}: lower head.optimiser.learning_rate")
     assert "head.batch_size" in warning and "head.p_start" in warning
     assert f"warning: {warning}" in capsys.readouterr().out.splitlines()
     page = tmp_path / "page.html"
@@ -71,14 +71,14 @@ def test_a_head_that_costs_accuracy_says_so_in_evaluation_terminal_and_report(
 
 
 @pytest.mark.process
-def test_its_word_is_the_last_that_a_person_reads(tmp_path: Path, prefect_api: str):
-    """A training's, and a later evaluation's."""
+def test_the_warning_is_the_last_line_that_is_printed(tmp_path: Path, prefect_api: str):
+    """By a training, and by a later evaluation."""
     run, config = tmp_path / "run", tmp_path / "large.json"
-    config.write_text(json.dumps({**SETTINGS, "name": "large batches", "head": PAPERS}))
+    config.write_text(json.dumps({**SETTINGS, "name": "large batches", "head": PAPER_HEAD}))
     for command in (("train", str(config), "--out", str(run)), ("evaluate", str(run))):
-        status, _, said = semix(*command)
+        status, _, output = semix(*command)
         assert status == 0
-        assert said.splitlines()[-1] == f"warning: {evaluation(run)['warnings'][0]}"
+        assert output.splitlines()[-1] == f"warning: {evaluation(run)['warnings'][0]}"
 
 
 @pytest.mark.parametrize(

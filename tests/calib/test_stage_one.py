@@ -1,4 +1,4 @@
-"""Stage one: the step by its definition, in parts, averaged, selected, stopped, resumed."""
+"""Stage one: a step by its definition, micro-batches, averages, selection, stopping, resuming."""
 
 import threading
 
@@ -40,34 +40,34 @@ def test_a_step_follows_the_gradient_of_real_plus_weighted_mixed_loss(make_stage
     p = network(batch.mixed_images)[0].softmax(1)
     mixed = sum(((p - batch.mixed_labels) ** 2).sum(1)) / 120
     gradients = torch.autograd.grad(real + 0.5 * mixed, list(network.parameters()))
-    figures = stage.train_epoch(0)
+    metrics = stage.train_epoch(0)
     for (name, value), gradient in zip(network.named_parameters(), gradients, strict=True):
         torch.testing.assert_close(value.detach(), before[name] - 0.1 * gradient)
-    assert figures["loss"] == pytest.approx(real.item(), rel=1e-5)
-    assert figures["mixed_loss"] == pytest.approx(mixed.item(), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(real.item(), rel=1e-5)
+    assert metrics["mixed_loss"] == pytest.approx(mixed.item(), rel=1e-5)
     label, largest = batch.mixed_labels.max(1)
     confidence = p.detach().gather(1, largest[:, None])[:, 0]
-    for first, kind in enumerate(("end", "interior")):  # in turn, two images a series
+    for first, kind in enumerate(("end", "interior")):  # they alternate: two images per series
         mean = confidence[first::2].mean().item()
-        assert figures[f"mixed_confidence_{kind}"] == pytest.approx(mean, rel=1e-5)
+        assert metrics[f"mixed_confidence_{kind}"] == pytest.approx(mean, rel=1e-5)
         mean = label[first::2].mean().item()
-        assert figures[f"mixed_label_{kind}"] == pytest.approx(mean, rel=1e-5)
-    assert figures["mixed_label_end"] == pytest.approx(1.0)
-    assert figures["mixed_label_interior"] == pytest.approx(0.7)
+        assert metrics[f"mixed_label_{kind}"] == pytest.approx(mean, rel=1e-5)
+    assert metrics["mixed_label_end"] == pytest.approx(1.0)
+    assert metrics["mixed_label_interior"] == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize(
     ("override", "expected"), [("mixed=null", set()), ("mixed.per_real=1", {"mixed_loss"})]
 )
 def test_what_no_mixed_image_tells_is_absent(make_stage, override, expected):
-    figures = make_stage("loss={name: ce}", override).train_epoch(0)
-    assert {name for name in figures if name.startswith("mixed_")} == expected
+    metrics = make_stage("loss={name: ce}", override).train_epoch(0)
+    assert {name for name in metrics if name.startswith("mixed_")} == expected
 
 
 def test_batch_norms_see_real_then_mixed_and_fedlas_real_alone(make_stage):
     stage = make_stage()
     stage.train_epoch(0)
-    assert stage.loss.norm_batches.item() == 3  # of 60 images by 20
+    assert stage.loss.norm_batches.item() == 3  # 60 images in batches of 20
     [count, *_] = [value for name, value in stage.network.named_buffers() if "num_batches" in name]
     assert count.item() == 6
 
@@ -99,29 +99,29 @@ def test_clipping_leaves_the_gate_of_the_loss_alone(make_stage):
 @pytest.mark.parametrize("accumulate", [2, 5])
 def test_parts_of_a_batch_train_as_the_whole_does(make_stage, accumulate):
     settings = ("loss={name: ce}", NO_NORMS, PLAIN_SGD, "mixed.per_real=1.5", "augment.shift=0")
-    whole, parts = make_stage(*settings), make_stage(*settings, f"accumulate={accumulate}")
+    plain, in_parts = make_stage(*settings), make_stage(*settings, f"accumulate={accumulate}")
     for epoch in range(2):
-        expected, found = whole.train_epoch(epoch), parts.train_epoch(epoch)
-        assert found == pytest.approx(expected, rel=1e-5)
-    for name, value in whole.network.state_dict().items():
-        torch.testing.assert_close(parts.network.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+        expected, metrics = plain.train_epoch(epoch), in_parts.train_epoch(epoch)
+        assert metrics == pytest.approx(expected, rel=1e-5)
+    for name, value in plain.network.state_dict().items():
+        torch.testing.assert_close(in_parts.network.state_dict()[name], value, rtol=1e-4, atol=1e-6)
 
 
 def snapshots(stage) -> list[dict]:
     """States of the network after each step; filled while it trains."""
-    found: list[dict] = []
+    states: list[dict] = []
 
     def note(*_) -> None:
-        found.append({name: v.clone() for name, v in stage.network.state_dict().items()})
+        states.append({name: v.clone() for name, v in stage.network.state_dict().items()})
 
     stage.optimiser.optimizer.register_step_post_hook(note)
-    return found
+    return states
 
 
 def test_averaged_weights_follow_every_step_and_are_what_is_measured_and_kept(make_stage, tmp_path):
     stage = make_stage("ema=0.8", "select=nll")
     states = snapshots(stage)
-    figures = [stage.train_epoch(epoch) for epoch in range(2)]
+    metrics = [stage.train_epoch(epoch) for epoch in range(2)]
     assert len(states) == 6
     average = states[0]
     for state in states[1:]:
@@ -137,8 +137,8 @@ def test_averaged_weights_follow_every_step_and_are_what_is_measured_and_kept(ma
         Classifier(stage.average.network).eval(), decode(data), device=torch.device("cpu")
     )
     measures = calibration_metrics(logits, torch.from_numpy(data.targets))
-    assert figures[1]["validation_nll"] == pytest.approx(measures.nll, rel=1e-6)
-    assert figures[1]["validation_nll"] < figures[0]["validation_nll"], "choose other settings"
+    assert metrics[1]["validation_nll"] == pytest.approx(measures.nll, rel=1e-6)
+    assert metrics[1]["validation_nll"] < metrics[0]["validation_nll"], "choose other settings"
     stage.export(tmp_path / "model.safetensors", digest="d")
     torch.testing.assert_close(load_file(tmp_path / "model.safetensors"), average)
 
@@ -153,15 +153,15 @@ def test_validation_decides_when_it_ends_and_which_epoch_is_kept(make_stage, tmp
         "select=nll",
         "early_stop={measure: accuracy, patience: 3}",
     )
-    found, states = [], []
+    epochs, states = [], []
     while not stage.finished:
-        found.append(stage.train_epoch(len(found)))
+        epochs.append(stage.train_epoch(len(epochs)))
         states.append({name: v.clone() for name, v in stage.network.state_dict().items()})
-    accuracy = [figures["validation_accuracy"] for figures in found]
-    nll = [figures["validation_nll"] for figures in found]
-    assert accuracy.index(max(accuracy)) == len(found) - 4
+    accuracy = [metrics["validation_accuracy"] for metrics in epochs]
+    nll = [metrics["validation_nll"] for metrics in epochs]
+    assert accuracy.index(max(accuracy)) == len(epochs) - 4
     best = nll.index(min(nll))
-    assert best < len(found) - 1, "the last epoch is the best: the test needs other settings"
+    assert best < len(epochs) - 1, "the last epoch is the best: the test needs other settings"
     stage.export(tmp_path / "model.safetensors", digest="d")
     torch.testing.assert_close(load_file(tmp_path / "model.safetensors"), states[best])
 
@@ -202,14 +202,14 @@ def test_resumed_is_unbroken_to_the_last_bit(make_stage, tmp_path, name):
 
 
 def hand_over(stage, other, folder):
-    """By a checkpoint; what the process has in its memory is no help."""
+    """Pass the state on through a checkpoint alone: the global random state is changed."""
     save_checkpoint(folder, 1, tensors=stage.tensors(), objects=stage.objects(), state={})
     other.load(latest_checkpoint(folder))
     torch.manual_seed(99)
 
 
 def assert_same_state(stage, other):
-    states = [(dict(found.tensors()), found.objects()) for found in (stage, other)]
+    states = [(dict(one.tensors()), one.objects()) for one in (stage, other)]
     torch.testing.assert_close(*[all_values(*state) for state in states], rtol=0, atol=0)
 
 
@@ -233,8 +233,8 @@ def test_the_very_first_epoch_can_be_stopped_before_any_is_the_best(make_stage, 
 def all_values(tensors, objects):
     """State as nested plain dictionaries."""
     moments = {str(k): v for k, v in objects["optimiser"]["state"].items()}
-    chosen = {k: -1.0 if v is None else v for k, v in objects["selection"].items()}
-    return {k: dict(v) for k, v in tensors.items()} | {"optimiser": moments, "chosen": chosen}
+    selection = {k: -1.0 if v is None else v for k, v in objects["selection"].items()}
+    return {k: dict(v) for k, v in tensors.items()} | {"optimiser": moments, "chosen": selection}
 
 
 def test_weights_that_are_no_numbers_any_more_end_the_training(make_stage):

@@ -67,12 +67,12 @@ def data(configured: Callable[..., TrainConfig]) -> TrainingData:
 
 @pytest.fixture
 def network(configured: Callable[..., TrainConfig], data: TrainingData) -> Network:
-    """Never trained, but in use: its batch norms have statistics of their own."""
+    """An untrained network whose batch norms have statistics of the training images."""
     torch.manual_seed(0)
-    found = Network(configured(), data.num_classes)
-    found.normalise.fit(data.train_pixels)
-    found.train()(data.images("train").tensor)
-    return found.eval()
+    network = Network(configured(), data.num_classes)
+    network.normalise.fit(data.train_pixels)
+    network.train()(data.images("train").tensor)
+    return network.eval()
 
 
 @pytest.fixture
@@ -105,10 +105,10 @@ def exported(stage: HeadStage, folder: Path) -> tuple[dict, dict[str, Tensor]]:
 
 def assert_equal(first: HeadStage, second: HeadStage) -> None:
     assert first.history == second.history
-    named = [stage.tensors() for stage in (first, second)]
-    assert named[0].keys() == named[1].keys()
-    for name, tensors in named[0].items():
-        torch.testing.assert_close(dict(tensors), dict(named[1][name]), rtol=0, atol=0)
+    tensors_by_module = [stage.tensors() for stage in (first, second)]
+    assert tensors_by_module[0].keys() == tensors_by_module[1].keys()
+    for name, tensors in tensors_by_module[0].items():
+        torch.testing.assert_close(dict(tensors), dict(tensors_by_module[1][name]), rtol=0, atol=0)
     states = [stage.objects() for stage in (first, second)]
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
@@ -140,7 +140,7 @@ def test_a_stopped_stage_goes_on_bit_for_bit(make_stage: Make, tmp_path: Path, o
 
 
 def hand_over(stage: HeadStage, other: HeadStage, folder: Path) -> HeadStage:
-    """By a checkpoint; what the process has in its memory is no help."""
+    """Pass the state on through a checkpoint alone: the global random state is changed."""
     save_checkpoint(folder, 2, tensors=stage.tensors(), objects=stage.objects(), state={})
     other.load(latest_checkpoint(folder))
     torch.manual_seed(99)
@@ -160,7 +160,7 @@ def test_the_very_first_epoch_can_be_stopped_before_any_is_the_best(
 def step_by_step(
     config: TrainConfig, network: Network, stage: HeadStage
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The head trained with the network inside the loop; the features of the last epoch."""
+    """Train the head with the network inside the loop; returns its state, last-epoch features."""
     torch.manual_seed(derived_seed(0, "head weights"))
     head = build_head(config.head, network.num_features, 10)
     images, targets = stage.views.batches.images.tensor, stage.targets
@@ -176,7 +176,7 @@ def step_by_step(
     for epoch in range(EPOCHS):
         generator = torch.Generator().manual_seed(derived_seed(0, "head", epoch))
         head.start_epoch(rule.p, rule.generator)
-        seen, features = [], []
+        outcomes, features = [], []
         for batch in stage.views.batches.epoch(generator):
             with torch.no_grad():
                 features.append(network.features(batch.images))
@@ -188,8 +188,8 @@ def step_by_step(
             optimiser.zero_grad()
             head.after_step()
             confidence, predicted = logits.detach().softmax(1).max(1)
-            seen.append(torch.stack([(predicted == batch.targets).float(), confidence]))
-        accuracy, confidence = torch.cat(seen, 1).mean(1).tolist()
+            outcomes.append(torch.stack([(predicted == batch.targets).float(), confidence]))
+        accuracy, confidence = torch.cat(outcomes, 1).mean(1).tolist()
         rule.end_epoch(accuracy=accuracy, confidence=confidence)
     return head.state_dict(), features
 
@@ -205,8 +205,8 @@ def test_the_head_is_that_of_a_network_inside_the_loop(
     torch.testing.assert_close(dict(stage.head.state_dict()), dict(expected), rtol=0, atol=1e-5)
     order = stage.views.order(EPOCHS - 1)
     assert order.shape == (3, BATCH)
-    found = stage.views.of_epoch(EPOCHS - 1)[order]
-    torch.testing.assert_close(found, torch.stack(features), rtol=0, atol=1e-5)
+    views = stage.views.of_epoch(EPOCHS - 1)[order]
+    torch.testing.assert_close(views, torch.stack(features), rtol=0, atol=1e-5)
 
 
 def test_as_many_views_as_epochs_are_new_changes_every_epoch(make_stage: Make):
@@ -218,24 +218,24 @@ def test_each_view_is_made_once_and_used_in_turn(make_stage: Make):
     passes = []
     two = make_stage("head.views=2").views
     two.network.backbone.features.register_forward_hook(lambda *_: passes.append(1))
-    kept = [two.of_epoch(epoch) for epoch in range(5)]
-    assert kept[0] is kept[2] is kept[4]
-    assert kept[1] is kept[3]
-    assert len(passes) == 2 * 2  # the batches of a view, then the rest that fills no batch
+    views = [two.of_epoch(epoch) for epoch in range(5)]
+    assert views[0] is views[2] is views[4]
+    assert views[1] is views[3]
+    assert len(passes) == 2 * 2  # the batches of a view, then the remainder that fills no batch
     fresh = make_stage().views
-    found = [fresh.of_epoch(epoch) for epoch in range(3)]
+    fresh_views = [fresh.of_epoch(epoch) for epoch in range(3)]
     for epoch in (0, 1):
-        torch.testing.assert_close(kept[epoch], found[epoch], rtol=0, atol=0)
-    assert (found[2] - found[0]).abs().max() > 0.01
+        torch.testing.assert_close(views[epoch], fresh_views[epoch], rtol=0, atol=0)
+    assert (fresh_views[2] - fresh_views[0]).abs().max() > 0.01
     former = weakref.ref(fresh.of_epoch(3))
     fresh.of_epoch(4)
-    assert former() is None  # one view at a time is all the memory that new ones take
-    moved = (two.unaugmented() - found[0]).abs().amax(1) > 0.01
-    rest = torch.ones(60, dtype=torch.bool).index_fill(0, two.order(0).flatten(), False)
-    assert rest.sum() == 60 - 3 * BATCH
+    assert former() is None  # of new views, only one is in memory at a time
+    moved = (two.unaugmented() - fresh_views[0]).abs().amax(1) > 0.01
+    remainder = torch.ones(60, dtype=torch.bool).index_fill(0, two.order(0).flatten(), False)
+    assert remainder.sum() == 60 - 3 * BATCH
     # A shift by 1 at most leaves one image in nine where it is.
-    assert moved[rest].float().mean() > 0.6
-    assert 0.6 < moved[~rest].float().mean() < 1
+    assert moved[remainder].float().mean() > 0.6
+    assert 0.6 < moved[~remainder].float().mean() < 1
 
 
 def test_a_view_that_is_being_made_can_be_stopped(make_stage: Make, monkeypatch):
@@ -301,12 +301,12 @@ def test_features_are_made_in_the_chosen_precision_and_kept_in_float32(
     make_stage: Make, network: Network
 ):
     stage = make_stage()
-    found = stage.views.unaugmented()
+    view = stage.views.unaugmented()
     exact = network.features(stage.views.batches.images.tensor)
-    assert found.dtype == torch.float32
-    assert 1e-4 < (found - exact).abs().max() < 0.2
-    figures = stage.train_epoch(0)
-    assert figures["loss"] > 0
+    assert view.dtype == torch.float32
+    assert 1e-4 < (view - exact).abs().max() < 0.2
+    metrics = stage.train_epoch(0)
+    assert metrics["loss"] > 0
     assert {parameter.dtype for parameter in stage.objective.parameters()} == {torch.float32}
 
 
@@ -331,15 +331,15 @@ def test_features_that_do_not_fit_are_refused_before_any_is_made(
 def test_an_extra_pass_measures_the_head_as_it_is_used(make_stage: Make):
     options = ("head.mask_mode=preserve", "head.inference=expected")
     plain, extra = make_stage(*options, "head.extra_pass=false"), make_stage(*options)
-    running, figures = plain.train_epoch(0), extra.train_epoch(0)
+    running, metrics = plain.train_epoch(0), extra.train_epoch(0)
     logits = extra.head.eval()(extra.views.of_epoch(0))
     confidence, predicted = logits.softmax(1).max(1)
-    assert figures["accuracy"] == pytest.approx((predicted == extra.targets).float().mean().item())
-    assert figures["confidence"] == pytest.approx(confidence.mean().item(), rel=1e-6)
-    assert figures["loss"] == running["loss"]
-    assert abs(figures["confidence"] - running["confidence"]) > 1e-3
-    noted = extra.objective.controller.history[0]
-    assert (noted["accuracy"], noted["confidence"]) == (figures["accuracy"], figures["confidence"])
+    assert metrics["accuracy"] == pytest.approx((predicted == extra.targets).float().mean().item())
+    assert metrics["confidence"] == pytest.approx(confidence.mean().item(), rel=1e-6)
+    assert metrics["loss"] == running["loss"]
+    assert abs(metrics["confidence"] - running["confidence"]) > 1e-3
+    line = extra.objective.controller.history[0]
+    assert (line["accuracy"], line["confidence"]) == (metrics["accuracy"], metrics["confidence"])
 
 
 @pytest.mark.parametrize(
@@ -351,15 +351,15 @@ def test_the_epoch_that_validation_likes_best_is_kept(
     options = (f"head.method={method}", f"head.select={measure}", "head.optimiser.name=sgd")
     stage = trained(make_stage(*options, "head.optimiser.learning_rate=3"))  # it gets worse
     record, tensors = exported(stage, tmp_path)
-    found = [line[f"validation_{measure}"] for line in record["history"]]
-    best = found.index(min(found))
+    values = [line[f"validation_{measure}"] for line in record["history"]]
+    best = values.index(min(values))
     assert record["epoch"] == best < EPOCHS - 1, "choose settings whose last epoch is not the best"
     stage.head.load_state_dict(tensors)
     classifier = Classifier(stage.network, stage.head).eval()
     split = data.real.validation
     logits = predict(classifier, decode(split), device=torch.device("cpu"))
     measures = calibration_metrics(logits, torch.from_numpy(split.targets)).as_dict()
-    assert measures[measure] == pytest.approx(found[best], rel=1e-5)
+    assert measures[measure] == pytest.approx(values[best], rel=1e-5)
 
 
 def test_the_record_beside_the_head_tells_masks_and_history(make_stage: Make, tmp_path: Path):

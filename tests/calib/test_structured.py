@@ -1,4 +1,4 @@
-"""Structured and ensemble scaling: beside probmetrics, on known truth, with few images."""
+"""Structured and ensemble scaling: against probmetrics, on known truth, with few images."""
 
 import json
 
@@ -14,13 +14,13 @@ from tests.calib.metrics.oracle import CASES, FILE, case
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", ["svs", "sms", "ets"])
 def test_it_calibrates_as_well_as_probmetrics_own(name: str, kind: str):
-    """probmetrics works in float32 and stops earlier: 1e-4 of NLL is its own doing."""
-    logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
+    """The tolerance is 1e-4, as probmetrics works in float32 and stops earlier."""
+    logits, targets = (torch.from_numpy(array) for array in case(*CASES[name]))
     half = len(logits) // 2
     fit = {"svs": fit_svs, "sms": fit_sms, "ets": fit_ensemble}[kind]
-    told = fit(logits[:half], targets[:half]).apply(logits[half:])
-    theirs = json.loads(FILE.read_text())["calibrated"][name][kind]
-    assert functional.cross_entropy(told, targets[half:]).item() == pytest.approx(theirs, abs=1e-4)
+    scaled = fit(logits[:half], targets[:half]).apply(logits[half:])
+    nll = json.loads(FILE.read_text())["calibrated"][name][kind]
+    assert functional.cross_entropy(scaled, targets[half:]).item() == pytest.approx(nll, abs=1e-4)
 
 
 def known_truth(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,7 +28,7 @@ def known_truth(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tenso
     rng = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(samples, classes, generator=rng, dtype=torch.float64)
     noise = torch.randn(classes, classes, generator=rng, dtype=torch.float64)
-    # Rows that sum alike: a shift of all logits, which softmax does not feel, then changes nothing.
+    # Rows of equal sum: a shift of all logits, which leaves softmax as it is, then changes nothing.
     noise = noise - noise.mean(1, keepdim=True)
     truth = logits @ (0.6 * torch.eye(classes) + 0.15 * noise).T + noise[0]
     targets = torch.multinomial(truth.softmax(1), 1, generator=rng)[:, 0]
@@ -59,23 +59,23 @@ def test_with_few_images_sms_stays_near_temperature_scaling(caplog):
 
 
 def test_images_that_are_all_right_leave_nothing_certain():
-    """Temperature scaling of them ends at its bound."""
+    """Temperature scaling alone would end at its bound."""
     logits, targets = torch.eye(3).repeat(20, 1) * 5, torch.arange(3).repeat(20)
     for fit in (fit_svs, fit_sms):
-        told = fit(logits, targets).apply(torch.tensor([[5.0, 0, 0], [0, 0, 5.0]]))
-        assert 0.98 < told.softmax(1).max() < 0.999
-        assert told.isfinite().all()
+        scaled = fit(logits, targets).apply(torch.tensor([[5.0, 0, 0], [0, 0, 5.0]]))
+        assert 0.98 < scaled.softmax(1).max() < 0.999
+        assert scaled.isfinite().all()
 
 
 def test_an_ensemble_weighs_chance_where_labels_are_noise():
     _, targets, _ = known_truth(2000, 3, seed=3)
     noisy = torch.where(torch.arange(2000) % 2 == 0, targets, torch.arange(2000) % 3)
-    sure = 20 * functional.one_hot(targets, 3).double()
-    found = fit_ensemble(sure, noisy)
-    assert sum(found.weights) == pytest.approx(1) and min(found.weights) >= 0
-    told = found.apply(sure).exp()
-    torch.testing.assert_close(told.sum(1), torch.ones(2000, dtype=torch.float64))
-    assert told.max(1).values.mean() == pytest.approx(2 / 3, abs=0.02)
+    confident = 20 * functional.one_hot(targets, 3).double()
+    ensemble = fit_ensemble(confident, noisy)
+    assert sum(ensemble.weights) == pytest.approx(1) and min(ensemble.weights) >= 0
+    scaled = ensemble.apply(confident).exp()
+    torch.testing.assert_close(scaled.sum(1), torch.ones(2000, dtype=torch.float64))
+    assert scaled.max(1).values.mean() == pytest.approx(2 / 3, abs=0.02)
 
 
 def test_logits_of_other_classes_are_refused_by_structured_scaling():

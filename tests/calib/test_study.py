@@ -1,4 +1,4 @@
-"""A study as a grid: settings of each cell, what is refused, first stages that are shared."""
+"""A study as a grid: settings of each cell, errors, first stages that are shared."""
 
 import json
 from dataclasses import replace
@@ -42,9 +42,9 @@ def test_settings_of_a_cell_come_from_base_dataset_method_and_method_on_dataset(
 def test_only_methods_that_want_mixed_images_get_the_dataset_s(make_study):
     mixed = "datasets.digits.overrides.mixed={url: there, weight: 0.5}"
     study = make_study(mixed, "methods.ls.mixed=true", "methods.ls.overrides.mixed.weight=0.25")
-    found = {cell.method: cell.config.mixed for cell in cells_of(study)}
-    assert found["ce"] is found["mac"] is None
-    assert (found["ls"].url, found["ls"].weight) == ("there", 0.25)
+    settings = {cell.method: cell.config.mixed for cell in cells_of(study)}
+    assert settings["ce"] is settings["mac"] is None
+    assert (settings["ls"].url, settings["ls"].weight) == ("there", 0.25)
 
 
 BUILDS = "builds={random: {mixing: {groups_per_pair: 1}}}"
@@ -153,7 +153,7 @@ def test_a_cell_that_cannot_be_trained_is_named_before_anything_runs(make_study)
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("study-*.yaml")), ids=lambda path: path.stem)
 def test_shipped_studies_train_acls_with_the_margin_of_small_images(path):
-    """10, the default, is that for Tiny-ImageNet."""
+    """The default, 10, is the margin for Tiny-ImageNet."""
     losses = [cell.config.loss for cell in cells_of(load_settings(StudyConfig, path))]
     assert {loss.params.get("margin") for loss in losses if loss.name == "acls"} <= {6}
 

@@ -1,16 +1,16 @@
-"""What mixed datasets of a study show: means of builds, and changes with intervals."""
+"""The table of a study's mixed datasets: means per build, and changes with intervals."""
 
 import pandas
 import pytest
 from semix.calib.study_mixed import MIXED_FIGURES, mixed_table, read_mixed
 
 
-def line(build: str, split: int, draw: int, **figures: float) -> dict[str, object]:
-    known = dict.fromkeys(
+def line(build: str, split: int, draw: int, **values: float) -> dict[str, object]:
+    defaults = dict.fromkeys(
         ["images", "stability", "candidates_stability", "diversity", "end_points", "spearman"]
     )
-    place = {"dataset": "digits", "build": build, "split": split, "draw": draw}
-    return {**place, **known, **figures}
+    keys = {"dataset": "digits", "build": build, "split": split, "draw": draw}
+    return {**keys, **defaults, **values}
 
 
 def test_builds_are_compared_draw_by_draw(tmp_path):

@@ -1,4 +1,4 @@
-"""Tables of handmade results: every figure is worked out by hand."""
+"""Tables of handmade results: every value is worked out by hand."""
 
 import csv
 import gzip
@@ -30,7 +30,7 @@ from tests.calib.measured import random_predictions, write_run
 
 ECE = {"ce": [0.10, 0.20, 0.30], "ls": [0.08, 0.16, 0.27], "mac": [0.10, 0.20, 0.30]}
 ACCURACY = {"ce": [0.5, 0.6, 0.7], "ls": [0.4, 0.6, 0.5], "mac": [0.5, 0.6, 0.7]}
-CALIBRATION = {"adaptive_ece": 0.2, "classwise_ece": 0.02, "brier": 0.5}  # alike in all
+CALIBRATION = {"adaptive_ece": 0.2, "classwise_ece": 0.02, "brier": 0.5}  # the same of all methods
 
 
 def write_all(study, out, *, skip=()):
@@ -89,13 +89,13 @@ def test_means_deviations_ranks_and_tests_are_those_of_the_seeds(make_study, tmp
 def test_the_mean_rank_is_over_datasets_and_measures(make_study, tmp_path):
     study = make_study('datasets={"one": {}, "two": {}}')
     write_all(study, tmp_path)
-    # Of three: ECE 2.5, 1, 2.5; NLL 1, 2.5, 2.5; three more measures are alike in all, 2 each.
+    # Of three: ECE 2.5, 1, 2.5; NLL 1, 2.5, 2.5; three more measures are equal for all, 2 each.
     expected = {"CE": 9.5 / 5, "ls": 9.5 / 5, "CE + MaC-Cal": 11 / 5}
     for table in tables_of(study, tmp_path):
         assert {row.method.label: row.mean_rank for row in table.rows} == pytest.approx(expected)
 
 
-def test_validation_figures_are_measured_from_the_logits(make_study, tmp_path):
+def test_validation_metrics_are_measured_from_the_logits(make_study, tmp_path):
     study = make_study()
     write_all(study, tmp_path)
     expected = calibration_metrics(*random_predictions(2)).as_dict()
@@ -143,7 +143,7 @@ def test_the_best_is_bold_in_markdown_and_latex(make_study, tmp_path):
     assert markdown.startswith("# 50 % \\& more\\_: test images\n\nFirst. \\<script\\>\n\n")
     cells = [cell.strip() for cell in line.replace(r"\|", "").split(" | ")]
     assert cells[1:3] == ["50.00 ± 10.00", "**17.00** ± 9.54"]
-    assert cells[8] == "**0.500** ± 0.000"  # as the others: equal figures share the mark
+    assert cells[8] == "**0.500** ± 0.000"  # as the others: equal values share the mark
     latex = latex_document(study, tables, missing={})
     assert r"\section*{50 \% \& more\_}" in latex
     assert r"LS \$x\$ \textbar{} \textless{}b\textgreater{} & 50.00 $\pm$ 10.00" in latex
@@ -199,7 +199,7 @@ def test_a_method_named_as_a_formula_is_text_in_every_table_for_spreadsheets(mak
         assert name == "resamples.csv.gz" or lines
 
 
-def test_a_seed_that_was_measured_otherwise_is_not_measured(make_study, tmp_path):
+def test_a_seed_measured_with_other_settings_counts_as_missing(make_study, tmp_path):
     write_all(make_study(), tmp_path)
     other = make_study("base.evaluation.bins=10")
     assert len(split_by_status(cells_of(other), tmp_path)[1]) == 3
@@ -254,18 +254,18 @@ def test_every_replicate_chooses_its_own_combination(make_study, tmp_path, monke
     study = make_study(*GRID)
     nll = {(3, "s-0-1"): 1.0, (3, "s-0-2"): 2.0, (4, "s-0-1"): 2.0, (4, "s-0-2"): 1.5}
     for cell in cells_of(study):
-        given = nll.get((cell.split, cell.point), 3.0)
-        write_run(cell, tmp_path, {seed: {"plain": {"nll": given}} for seed in (0, 1)})
-    monkeypatch.setattr(  # as on the test images, whose figures are made by hand
+        value = nll.get((cell.split, cell.point), 3.0)
+        write_run(cell, tmp_path, {seed: {"plain": {"nll": value}} for seed in (0, 1)})
+    monkeypatch.setattr(  # as on the test images, whose values are handmade
         "semix.calib.results.StageResult.on_validation", property(lambda self: self.kinds["plain"])
     )
     (table,) = tables_of(study, tmp_path)
     rows = {row.label: row for row in table.rows}
     assert list(rows) == ["CE", "ls (s 0.1)", "ls (s 0.2)", "LS by NLL", "LS kept", "CE + MaC-Cal"]
-    chosen = rows["LS by NLL"]
-    assert chosen.chosen == {(3, None): "s-0-1", (4, None): "s-0-2"}
-    assert set(chosen.values["nll"].items()) == {
-        ((split, None, seed), value) for split, value in ((3, 1.0), (4, 1.5)) for seed in (0, 1)
+    by_nll = rows["LS by NLL"]
+    assert by_nll.chosen == {(3, None): "s-0-1", (4, None): "s-0-2"}
+    assert set(by_nll.values["nll"].items()) == {
+        ((split, None, seed), mean) for split, mean in ((3, 1.0), (4, 1.5)) for seed in (0, 1)
     }
     summary = table_records([table])["digits"]["rows"][3]["summary"]["nll"]
     assert summary == pytest.approx({"mean": 1.25, "sd": 0.125**0.5})  # of 1 and 1.5, the splits
@@ -288,8 +288,8 @@ def test_what_failed_is_not_chosen_and_what_is_not_measured_yet_is_waited_for(ma
     for cell in cells.values():
         write_run(cell, tmp_path, {0: {}, 1: {}})
     (table,) = tables_of(study, tmp_path)
-    chosen = next(row for row in table.rows if row.label == "LS by NLL")
-    assert (list(chosen.chosen), chosen.complete) == ([(4, None)], False)
+    selected = next(row for row in table.rows if row.label == "LS by NLL")
+    assert (list(selected.chosen), selected.complete) == ([(4, None)], False)
     note_failure(late.run(tmp_path), "it diverged", last_lines=[])
     (table,) = tables_of(study, tmp_path)
     rows = {row.label: row for row in table.rows}
@@ -298,7 +298,7 @@ def test_what_failed_is_not_chosen_and_what_is_not_measured_yet_is_waited_for(ma
 
 
 @pytest.mark.parametrize(
-    ("choice", "taken"),
+    ("choice", "expected"),
     [
         ({"by": "ece"}, "bold"),
         ({"by": "accuracy"}, "shy"),
@@ -308,21 +308,21 @@ def test_what_failed_is_not_chosen_and_what_is_not_measured_yet_is_waited_for(ma
         ({"match": "CE"}, "mild"),
     ],
 )
-def test_what_a_choice_takes(choice, taken):
+def test_what_a_choice_takes(choice, expected):
     means = {
         "bold": {"accuracy": 0.80, "ece": 0.01, "nll": 0.5, "confidence": 0.7},
         "mild": {"accuracy": 0.85, "ece": 0.02, "nll": 0.4, "confidence": 0.8},
         "shy": {"accuracy": 0.895, "ece": 0.03, "nll": 0.6, "confidence": 0.9},
     }
     reference = {"accuracy": 0.90, "confidence": 0.83}
-    assert choose_point(GridChoice(**choice), means, reference) == taken
+    assert choose_point(GridChoice(**choice), means, reference) == expected
 
 
 def test_every_interval_can_be_computed_from_the_resamples(make_study, tmp_path):
     study = make_study("seeds=[0, 1, 2]", "splits=[0, 1, 2]")
     cells = cells_of(study)
     for number, cell in enumerate(cells):
-        anew = {
+        resamples = {
             kind: {
                 m: [0.01 * (number + k) for k in range(4)]
                 for m in ("accuracy", "ece", "nll", "brier")
@@ -330,15 +330,15 @@ def test_every_interval_can_be_computed_from_the_resamples(make_study, tmp_path)
             for kind in ("plain", "scaled")
         }
         values = {s: {"plain": {"ece": ECE[cell.method][s] + 0.02 * cell.split}} for s in (0, 1, 2)}
-        write_run(cell, tmp_path, values, drawn=anew)
+        write_run(cell, tmp_path, values, drawn=resamples)
     write_study(study, cells, tmp_path)
     frame = pandas.read_csv(tmp_path / "resamples.csv.gz")
     assert list(frame.columns[:7]) == ["dataset", "row", "point", "kind", "split", "draw", "seed"]
     assert len(frame) == 3 * 9 * 2 * 4
     record = json.loads((tmp_path / "study.json").read_text())
     rows = {row["method"]: row for row in record["test"]["digits"]["rows"]}
-    found = frame.query("kind == 'plain'").set_index(["row", "split", "seed", "set"])["ece"]
-    changes = (found["ls"] - found["CE"]).to_numpy().reshape(3, 1, 3, 4)
+    ece = frame.query("kind == 'plain'").set_index(["row", "split", "seed", "set"])["ece"]
+    changes = (ece["ls"] - ece["CE"]).to_numpy().reshape(3, 1, 3, 4)
     test = rows["ls"]["tests"]["ece"]
     assert interval(changes) == pytest.approx((test["low"], test["high"]), abs=1e-6)
 

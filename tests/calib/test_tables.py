@@ -1,4 +1,4 @@
-"""The tables of a few handmade runs: every figure is worked out by hand."""
+"""The tables of a few handmade runs: every value is worked out by hand."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def test_best_mean_is_marked_and_equal_texts_share_the_mark(runs: list[Path]):
     ece = [[row.cells[1].best for row in rows] for rows in by_method]
     assert ece == [[False, False], [True, True], [True, True]]
     accuracy = [[row.cells[0].best for row in rows] for rows in by_method]
-    assert accuracy == ece  # the same methods, though there more is better
+    assert accuracy == ece  # the same methods, though higher accuracy is better
     nll = [[row.cells[6].best for row in rows] for rows in by_method]
     assert nll == [[True, True], [False, False], [False, False]]
 
@@ -65,23 +65,23 @@ def test_print_table_fits_a_terminal_and_keeps_brackets(tmp_path: Path):
 
 def test_an_evaluation_is_printed_with_intervals_shift_and_ood_images(tmp_path: Path):
     run = make_run(tmp_path / "r", "[red]CE[/red]", [{"ece": 0.04}])
-    others = {"vector": measures(ece=0.03), "isotonic": measures(ece=0.02)}
+    scalings = {"vector": measures(ece=0.03), "isotonic": measures(ece=0.02)}
     intervals = {"intervals": {"ece": [0.031, 0.049]}, "posthoc_intervals": {"vector": {}}}
-    change_rows(run, **others, **intervals, shift=SHIFT, ood={"mean": OOD_CELL})
+    change_rows(run, **scalings, **intervals, shift=SHIFT, ood={"mean": OOD_CELL})
     console = Console(width=110, file=io.StringIO(), record=True)
     for table in details(load_methods([run])):
         print_table(table, console)
     lines = console.export_text().splitlines()
     assert lines[0].strip() == "Post-hoc calibration"
-    shown = {
+    cells = {
         line.split("  ")[0].strip(): line.split()[-6:] for line in reversed(lines) if line.strip()
     }
     half = ["50.00", "50.00", "0.500", "0.500"]  # AECE, cwECE, NLL, Brier
     text = " ".join(" ".join(lines).split())
     assert " ".join(["[red]CE[/red] 50.00 4.00", *half, "[3.10, 4.90]"]) in text
-    assert shown["[red]CE[/red] + temperature scaling"] == ["50.00", "2.00", *half]
-    assert shown["[red]CE[/red] + vector scaling"] == ["50.00", "3.00", *half]
-    assert shown["[red]CE[/red] + isotonic regression"] == ["50.00", "2.00", *half]
+    assert cells["[red]CE[/red] + temperature scaling"] == ["50.00", "2.00", *half]
+    assert cells["[red]CE[/red] + vector scaling"] == ["50.00", "3.00", *half]
+    assert cells["[red]CE[/red] + isotonic regression"] == ["50.00", "2.00", *half]
     assert "over seeds (1), 15 bins" in text and "In brackets 95 % bootstrap" in text
     assert "[red]CE[/red] 70.00 12.00 8.00 1.000 0.400" in text
     assert "mean over sets 91.00 40.00 92.00 38.00" in text
@@ -122,7 +122,7 @@ def test_an_overview_as_markdown():
     assert other.note.endswith("; methods on different images do not compare")
 
 
-def test_improvement_is_the_share_of_a_proper_score_that_is_gone(tmp_path: Path):
+def test_improvement_is_the_fraction_by_which_a_proper_score_falls(tmp_path: Path):
     run = make_run(tmp_path / "r", "CE", [{"nll": 0.4}, {"nll": 0.8}])
     change_rows(run, sms=measures(nll=0.3, brier=0.6))
     table = improvements(load_methods([run]), ["scaled", "sms"])

@@ -1,4 +1,4 @@
-"""Trackers: every epoch once, also after a resume; their failures are warnings."""
+"""Trackers: each epoch is noted once, also after a resume; their failures are warnings."""
 
 import resource
 import sys
@@ -35,13 +35,13 @@ def tracking(tmp_path, accelerator):
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Of each figure all (step, value), in the order of the event files."""
+    """All (step, value) per metric, in the order of the event files."""
     events = EventAccumulator(str(folder / "tensorboard"), purge_orphaned_data=False).Reload()
     tags = events.Tags()["scalars"]
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 
-def test_figures_of_all_stages_are_in_tensorboard(tracking, tmp_path):
+def test_metrics_of_all_stages_are_in_tensorboard(tracking, tmp_path):
     first = tracking()
     first.start([])
     for position, line in enumerate(LINES, 1):
@@ -79,12 +79,12 @@ def test_a_resumed_run_has_each_epoch_of_its_history_once(make_run):
     with pytest.raises(Interrupted):
         train_run(run, stop=stop_after(4))
     train_run(run)
-    found = scalars(run / "seed-0")
+    values = scalars(run / "seed-0")
     lines = history(run)
     assert len(lines) == 7
     for stage in ("base", "head"):
         expected = [(n, line["loss"]) for n, line in enumerate(lines, 1) if line["stage"] == stage]
-        assert found[f"{stage}/loss"] == [(n, pytest.approx(loss)) for n, loss in expected]
+        assert values[f"{stage}/loss"] == [(n, pytest.approx(loss)) for n, loss in expected]
 
 
 def test_a_tracker_that_cannot_start_is_a_warning(make_run, capsys):
@@ -101,17 +101,17 @@ def test_a_tracker_that_cannot_start_is_a_warning(make_run, capsys):
 # The writer's own thread dies of it, as it should.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_disk_that_is_full_later_is_one_warning(tracking, tmp_path, capsys):
-    own = tracking()
-    own.start([])
-    own.note(1, LINES[0])
+    tracker = tracking()
+    tracker.start([])
+    tracker.note(1, LINES[0])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))  # of any file, in bytes
     try:
-        own.note(2, {"stage": "base", **{f"figure {n}": 1.0 for n in range(20_000)}})
+        tracker.note(2, {"stage": "base", **{f"figure {n}": 1.0 for n in range(20_000)}})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    own.note(3, LINES[1])
-    own.close()
+    tracker.note(3, LINES[1])
+    tracker.close()
     assert capsys.readouterr().err.count("warning: all seed 0: tensorboard failed (") == 1
     assert scalars(tmp_path)["base/loss"] == [(1, 2.0)]
 
@@ -134,14 +134,14 @@ def test_mlflow_has_each_epoch_once_after_a_resume(make_run, tmp_path, monkeypat
     with pytest.raises(RuntimeError, match="power cut"):
         train_run(run, stop=power_cut)
     train_run(run)
-    [found] = mlflow.search_runs(experiment_names=["semix"], output_format="list")
+    [tracked] = mlflow.search_runs(experiment_names=["semix"], output_format="list")
     client = mlflow.MlflowClient()
-    losses = client.get_metric_history(found.info.run_id, "base/loss")
+    losses = client.get_metric_history(tracked.info.run_id, "base/loss")
     assert [(m.step, m.value) for m in losses] == [
         (n, line["loss"]) for n, line in enumerate(history(run), 1)
     ]
-    assert found.data.params["model.name"] == "resnet8"
-    assert found.info.run_name == "all seed 0"
+    assert tracked.data.params["model.name"] == "resnet8"
+    assert tracked.info.run_name == "all seed 0"
 
 
 def test_wandb_goes_on_in_one_run(make_run, monkeypatch):

@@ -36,11 +36,11 @@ def unbroken(make_config, tmp_path_factory):
 
 def test_a_run_lists_every_shard_that_it_relied_on(unbroken):
     mixed = json.loads((unbroken / "data.json").read_text())["mixed"]
-    found = json.loads((unbroken / "lineage.json").read_text())
+    lineage = json.loads((unbroken / "lineage.json").read_text())
     root = Root(mixed["url"])
-    assert found["shards"] == [[entry.shard, entry.sha256] for entry in root.entries()]
-    assert (found["index"], found["plan"]) == (mixed["index"], root.plan.digest)
-    assert found["models"].keys() == root.plan.models.keys()
+    assert lineage["shards"] == [[entry.shard, entry.sha256] for entry in root.entries()]
+    assert (lineage["index"], lineage["plan"]) == (mixed["index"], root.plan.digest)
+    assert lineage["models"].keys() == root.plan.models.keys()
 
 
 def test_health_of_the_loss_is_in_the_history(unbroken):
@@ -70,26 +70,26 @@ def test_stopped_and_resumed_is_the_unbroken_run(unbroken, make_run, epochs, ste
     assert not (broken / "evaluation.json").exists()
     assert len(history(broken)) == epochs
     checkpoint = latest_checkpoint(broken / "seed-0" / "checkpoint")
-    place = {name: checkpoint.state[name] for name in ("position", "step")}
-    assert place == {"position": epochs, "step": steps}
+    progress = {name: checkpoint.state[name] for name in ("position", "step")}
+    assert progress == {"position": epochs, "step": steps}
     train_run(broken)
     assert_same_results(unbroken, broken)
 
 
 def test_an_epoch_that_was_stopped_twice_has_one_line_and_all_its_seconds(unbroken, make_run):
     broken = make_run("broken")
-    parts = []
+    progress = []
     for step in (1, 1, STEPS):  # the second call is after the second step
         with pytest.raises(Interrupted):
             train_run(broken, stop=stop_after(steps=step))
         state = latest_checkpoint(broken / "seed-0" / "checkpoint").state
-        parts.append((state["step"], state["begun_s"]))
-    assert [step for step, _ in parts] == [1, 2, 2]
-    assert 0 < parts[0][1] < parts[1][1]
+        progress.append((state["step"], state["begun_s"]))
+    assert [step for step, _ in progress] == [1, 2, 2]
+    assert 0 < progress[0][1] < progress[1][1]
     train_run(broken)
     assert_same_results(unbroken, broken)
     lines = (broken / "seed-0" / "history.jsonl").read_text().splitlines()
-    assert json.loads(lines[0])["seconds"] > parts[1][1]
+    assert json.loads(lines[0])["seconds"] > progress[1][1]
 
 
 def test_resuming_from_an_earlier_checkpoint_drops_the_history_after_it(unbroken, make_run):
@@ -114,7 +114,7 @@ def power_cut_after(epochs: int):
 
 
 def test_an_epochs_checkpoint_is_there_before_its_line(make_run, monkeypatch):
-    """Who would read the line may be gone, and printing it fail."""
+    """The reader of the line may be gone, so that printing it fails."""
 
     def show(*arguments, **options) -> None:
         raise BrokenPipeError("nobody reads")
@@ -131,8 +131,8 @@ def test_a_training_says_what_it_costs_and_how_far_a_long_epoch_is(make_run, mon
     train_run(make_run("run", "mixed=null", "epochs=2", "head.epochs=1", "real.image_size=8"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("all: resnet8: ") and "GMAC per image of 8 pixels" in lines[0]
-    for place in ("base epoch 1/2  step 2 of 3", "base epoch 2/2  step 3 of 3", "head epoch 1/1"):
-        (line,) = [line for line in lines if f"all seed 0 {place}" in line][:1]
+    for text in ("base epoch 1/2  step 2 of 3", "base epoch 2/2  step 3 of 3", "head epoch 1/1"):
+        (line,) = [line for line in lines if f"all seed 0 {text}" in line][:1]
         assert re.search(r"  [\d.e-]+ s per epoch  \d:\d\d left$", line)
     assert "all seed 0 head features of 60 of 60 images" in lines
     ends = [line for line in lines if line.startswith("all seed 0 base 2/2  loss ")]
@@ -221,8 +221,8 @@ def test_a_measured_seed_is_not_trained_again_and_new_seeds_join(
     assert (run / "seed-0" / "model.safetensors").stat().st_mtime_ns == before
     assert "all seed 0: done already" in capsys.readouterr().out
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
-    places = [(row["seed"], row["stage"]) for row in rows]
-    assert places == [(0, "base"), (0, "head"), (1, "base"), (1, "head")]
+    order = [(row["seed"], row["stage"]) for row in rows]
+    assert order == [(0, "base"), (0, "head"), (1, "base"), (1, "head")]
 
 
 def test_seeds_are_measured_again_under_other_settings(unbroken, make_run, tmp_path):
@@ -231,8 +231,8 @@ def test_seeds_are_measured_again_under_other_settings(unbroken, make_run, tmp_p
     make_run("run", "evaluation.bins=7")
     train_run(run)
     assert (run / "seed-0" / "model.safetensors").stat().st_mtime_ns == before
-    found = [json.loads((run / name / "evaluation.json").read_text()) for name in ("", "seed-0")]
-    assert [record["evaluation"]["bins"] for record in found] == [7, 7]
+    records = [json.loads((run / name / "evaluation.json").read_text()) for name in ("", "seed-0")]
+    assert [record["evaluation"]["bins"] for record in records] == [7, 7]
 
 
 @pytest.mark.parametrize("state", ["half done", "done"])
@@ -250,9 +250,9 @@ def test_images_read_when_they_are_drawn_train_the_same_network(unbroken, make_r
     run = make_run("run", "mixed.memory_gib=0")
     train_run(run)
     for name in ("model.safetensors", "head.safetensors"):
-        expected, found = (load_file(folder / "seed-0" / name) for folder in (unbroken, run))
+        expected, weights = (load_file(folder / "seed-0" / name) for folder in (unbroken, run))
         for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, rtol=0, atol=0)
+            torch.testing.assert_close(weights[key], value, rtol=0, atol=0)
 
 
 def test_mixed_images_of_another_size_are_scaled_to_the_real_ones(make_run):
@@ -275,7 +275,7 @@ def test_bf16_trains_and_keeps_losses_in_float32(make_run):
     assert history(run)[3]["loss"] < history(run)[0]["loss"]
 
 
-def launched(*arguments: str, **options) -> subprocess.Popen:
+def launch(*arguments: str, **options) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(arguments, env=environment, **pipes, **options)
@@ -295,7 +295,7 @@ def test_killed_and_resumed_is_the_unbroken_run(make_run):
     unbroken, broken = make_run("unbroken", *long), make_run("broken", *long)
     train_run(unbroken)
     config = ["--config", str(broken / "config.json")]
-    killed = launched(sys.executable, "-m", "semix.calib.train", *config)
+    killed = launch(sys.executable, "-m", "semix.calib.train", *config)
     wait_for_epochs(broken, 4, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -307,7 +307,7 @@ def test_killed_and_resumed_is_the_unbroken_run(make_run):
 @pytest.mark.process
 def test_sigterm_writes_a_checkpoint_and_exits_143(make_run):
     run = make_run("run", "epochs=3000", "checkpoint_every=1000")
-    process = launched(
+    process = launch(
         sys.executable, "-m", "semix.calib.train", "--config", str(run / "config.json")
     )
     wait_for_epochs(run, 3, process)

@@ -1,4 +1,4 @@
-"""A hand-made root that has everything, and copies of it to damage."""
+"""A complete hand-made root, and copies of it that a test may damage."""
 
 import os
 import shutil
@@ -14,19 +14,19 @@ from tests.data.whole_roots import whole_root
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Root:
+def shared_root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     return whole_root(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture
-def root(whole: Root, tmp_path: Path) -> Root:
-    shutil.copytree(whole.url, tmp_path / "root")
+def root(shared_root: Root, tmp_path: Path) -> Root:
+    shutil.copytree(shared_root.url, tmp_path / "root")
     return Root(str(tmp_path / "root"))
 
 
 @pytest.fixture
 def in_a_container() -> Callable[..., str]:
-    """in_a_container(code, *arguments): what Python prints where process numbers are its own."""
+    """in_a_container(code, *arguments): Python's output in a process-id namespace of its own."""
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     command = ["unshare", *user, "--pid", "--fork"]
     if not shutil.which("unshare") or subprocess.run([*command, "true"], check=False).returncode:

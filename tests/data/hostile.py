@@ -18,12 +18,12 @@ from tests.handmade import sample, tar_of
 
 WHOLE = tar_of(sample(3), sample(4))
 IMAGE = sample(3).images[0]
-TYPES = (*(b"%c" % kind for kind in b"1234567xgLKSVDMNX"), b"\0")  # of members but plain files
+TYPES = (*(b"%c" % kind for kind in b"1234567xgLKSVDMNX"), b"\0")  # all but that of plain files
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(%pipe%touch CANARY) (r) file\n"
 
 
 class Payload:
-    """What unpickling executes."""
+    """An object whose unpickling runs a command."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -36,9 +36,9 @@ def tar_with(name: str, content: bytes = b"", **header: object) -> bytes:
     """A series, then one more member with these header fields."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        with tarfile.open(fileobj=io.BytesIO(tar_of(sample(3)))) as good:
-            for member in good:
-                tar.addfile(member, good.extractfile(member))
+        with tarfile.open(fileobj=io.BytesIO(tar_of(sample(3)))) as tar_of_series:
+            for member in tar_of_series:
+                tar.addfile(member, tar_of_series.extractfile(member))
         info = tarfile.TarInfo(name)
         info.size = len(content)
         for field, value in header.items():
@@ -47,10 +47,10 @@ def tar_with(name: str, content: bytes = b"", **header: object) -> bytes:
     return buffer.getvalue()
 
 
-def edited(content: bytes, place: int, field: bytes) -> bytes:
-    """Bytes of the first header replaced, its checksum made right again."""
+def edit_header(content: bytes, offset: int, field: bytes) -> bytes:
+    """Replace bytes of the first header at `offset`, and correct its checksum."""
     header = bytearray(content[:512])
-    header[place : place + len(field)] = field
+    header[offset : offset + len(field)] = field
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     return bytes(header) + content[512:]
@@ -66,26 +66,26 @@ def pax(**fields: str) -> bytes:
 
 
 def pickles(canary: Path) -> dict[str, bytes]:
-    """A payload under each name that webdataset would unpickle, alone and beside images."""
+    """Tars with a payload under every name that webdataset would unpickle."""
     content = pickle.dumps(Payload(canary))
     names = ["pyd", "pickle", "pkl", "pth", "PYD", "pyd.gz", "00.pyd", "npy", "npz", "json.pyd"]
-    found = {f"pickle.{name}": tar_with(f"00000004.{name}", content) for name in names}
-    found["pickle for json"] = tar_with("00000004.json", content)
-    found["pickle for webp"] = edited_image(content)
-    return found
+    tars = {f"pickle.{name}": tar_with(f"00000004.{name}", content) for name in names}
+    tars["pickle for json"] = tar_with("00000004.json", content)
+    tars["pickle for webp"] = shard_of_images(content)
+    return tars
 
 
-def edited_image(content: bytes) -> bytes:
-    """A proper shard whose images are something else."""
-    good = sample(3)
-    return tar_of(type(good)(good.record, [content] * 2, good.extension))
+def shard_of_images(content: bytes) -> bytes:
+    """A valid shard whose images are `content`."""
+    valid = sample(3)
+    return tar_of(type(valid)(valid.record, [content] * 2, valid.extension))
 
 
 def archives() -> dict[str, bytes]:
-    """Tars that other readers follow, unpack or believe."""
+    """Tars whose links, compression or sizes other readers would follow."""
     zeros = bytes(50 << 20)
     bomb = tar_with("00000004.00.webp", zeros)
-    found = {
+    tars = {
         "gzip bomb": gzip.compress(bomb),
         "bzip2 bomb": bz2.compress(bomb),
         "xz bomb": lzma.compress(bomb, preset=0),
@@ -101,26 +101,26 @@ def archives() -> dict[str, bytes]:
         "pax size": pax(size="8" + "0" * 18),
         "pax sparse": pax(**{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
         "pax path": pax(path="../../etc/cron.d/x"),
-        **{f"type {kind!r}": edited(WHOLE, 156, kind) for kind in TYPES},
-        "only a link name": edited(WHOLE, 157, b"/etc/passwd"),
-        "size in binary": edited(WHOLE, 124, b"\x80" + len(IMAGE).to_bytes(11, "big")),
-        "eight exabytes": edited(WHOLE, 124, b"\x80" + b"\0" * 3 + b"\x7f" + b"\xff" * 7),
-        "negative size": edited(WHOLE, 124, b"\xff" * 12),
-        "eight gibibytes": edited(WHOLE, 124, b"77777777777\0"),
-        "size of spaces": edited(WHOLE, 124, b" " * 12),
-        "no magic": edited(WHOLE, 257, bytes(8)),
-        "prefix": edited(WHOLE, 345, b"../../etc"),
+        **{f"type {kind!r}": edit_header(WHOLE, 156, kind) for kind in TYPES},
+        "only a link name": edit_header(WHOLE, 157, b"/etc/passwd"),
+        "size in binary": edit_header(WHOLE, 124, b"\x80" + len(IMAGE).to_bytes(11, "big")),
+        "eight exabytes": edit_header(WHOLE, 124, b"\x80" + b"\0" * 3 + b"\x7f" + b"\xff" * 7),
+        "negative size": edit_header(WHOLE, 124, b"\xff" * 12),
+        "eight gibibytes": edit_header(WHOLE, 124, b"77777777777\0"),
+        "size of spaces": edit_header(WHOLE, 124, b" " * 12),
+        "no magic": edit_header(WHOLE, 257, bytes(8)),
+        "prefix": edit_header(WHOLE, 345, b"../../etc"),
         "bad checksum": WHOLE[:100] + b"7" + WHOLE[101:],
         "not a tar": b"PK\x03\x04" + bytes(9996),
         "nothing": b"",
     }
     names = ["../../x", "/etc/x", "..", ".", "a/../../b", "00000004.json/", "\x1b[2J.json"]
     names += ["img_0.25.jpg", "pipe:touch CANARY", "${WDS_x}.json", "__x__.json", "~.json"]
-    return found | {f"member {name!r}": tar_with(name, b"{}") for name in names}
+    return tars | {f"member {name!r}": tar_with(name, b"{}") for name in names}
 
 
 def series() -> dict[str, bytes]:
-    """Members that are all allowed but do not make whole series."""
+    """Tars of allowed members that do not make complete series."""
     with tarfile.open(fileobj=io.BytesIO(WHOLE)) as tar:
         a0, a1, a, b0, b1, b = [(m.name, tar.extractfile(m).read()) for m in tar]
     orders = {
@@ -134,10 +134,10 @@ def series() -> dict[str, bytes]:
         "a billionth digit": [a0, a1, (a[0], b'{"seed":' + b"9" * 3_000_000 + b"}")],
         "huge text": [a0, a1, (a[0], b'{"x":"' + b"x" * 5_000_000 + b'"}')],
     }
-    return {name: written(members) for name, members in orders.items()}
+    return {name: tar_of_members(members) for name, members in orders.items()}
 
 
-def written(members: list[tuple[str, bytes]]) -> bytes:
+def tar_of_members(members: list[tuple[str, bytes]]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in members:
@@ -148,7 +148,7 @@ def written(members: list[tuple[str, bytes]]) -> bytes:
 
 
 def images() -> dict[str, bytes]:
-    """Whole shards whose images are none, or would be enormous."""
+    """Valid shards whose images are no images, or would be enormous."""
     size = (59_999).to_bytes(3, "little")
     vp8x = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + size + size
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
@@ -161,7 +161,7 @@ def images() -> dict[str, bytes]:
         "SVG": b"<svg xmlns='http://www.w3.org/2000/svg'><image href='http://127.0.0.1/x'/></svg>",
         "no bytes": b"",
     }
-    return {name: edited_image(content) for name, content in contents.items()}
+    return {name: shard_of_images(content) for name, content in contents.items()}
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
@@ -170,10 +170,10 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def tensor_files(canary: Path) -> dict[str, bytes]:
-    """What stands where a safetensors file is expected."""
+    """Contents in place of a safetensors file."""
     import numpy as np
 
-    good = save({"features": np.zeros((2, 2, 4), dtype=np.float16)})
+    valid = save({"features": np.zeros((2, 2, 4), dtype=np.float16)})
     entry = b'{"features":{"dtype":"F16","shape":%s,"data_offsets":[0,32]}}'
 
     def with_header(header: bytes) -> bytes:
@@ -182,10 +182,10 @@ def tensor_files(canary: Path) -> dict[str, bytes]:
     return {
         "pickle": pickle.dumps(Payload(canary)),
         "empty": b"",
-        "header of 8 EiB": struct.pack("<Q", 2**63) + good[8:],
-        "header of 1 GB": struct.pack("<Q", 10**9) + good[8:],
-        "cut": good[:-1],
-        "more": good + b"\0",
+        "header of 8 EiB": struct.pack("<Q", 2**63) + valid[8:],
+        "header of 1 GB": struct.pack("<Q", 10**9) + valid[8:],
+        "cut": valid[:-1],
+        "more": valid + b"\0",
         "nested header": with_header(b'{"a":' * 50_000),
         "shape beyond its bytes": with_header(entry % b"[1099511627776,1099511627776]"),
         "a million dimensions": with_header(entry % b"[16%s]" % (b",1" * 1_000_000)),

@@ -1,4 +1,4 @@
-"""Series: which are shown and how, and those that could not be stored, whoever reads the rest."""
+"""Which series a contact sheet shows and how; series that a shard lacks, in every reader."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ from tests import featured, handmade
 from tests.data.whole_roots import commit_record
 from tests.handmade import make_plan, record, series_of
 
-PAIRS, TURNS = 10, 12  # every twelfth of 120 series, which is even, would meet five pairs alone
+PAIRS, TURNS = 10, 12  # every twelfth of 120 series would show five of the ten pairs alone
 
 
 def root_of(folder: Path, committed: range, turns: int = TURNS) -> Root:
@@ -56,17 +56,19 @@ def test_what_is_shown_is_of_different_pairs_however_they_are_numbered(
     tmp_path: Path, committed: range
 ):
     root = root_of(tmp_path, committed)
-    groups = some_of_all_pairs(root)
-    there = {group for shard in committed for group in root.layout.groups_of(shard)}
-    assert there >= set(groups) and groups == some_of_all_pairs(root)
-    assert {group % PAIRS for group in groups} == {group % PAIRS for group in there}
-    assert len(groups) == 10
+    shown_series = some_of_all_pairs(root)
+    committed_series = {group for shard in committed for group in root.layout.groups_of(shard)}
+    assert committed_series >= set(shown_series) and shown_series == some_of_all_pairs(root)
+    assert {group % PAIRS for group in shown_series} == {
+        group % PAIRS for group in committed_series
+    }
+    assert len(shown_series) == 10
 
 
 def test_each_set_is_taken_before_a_set_twice():
-    sets = np.array([0, 0, 1, 2, 2])
-    assert spread_over_sets(sets, 4) == [0, 2, 3, 1]
-    assert spread_over_sets(sets, 9) == [0, 2, 3, 1, 4]
+    class_sets = np.array([0, 0, 1, 2, 2])
+    assert spread_over_sets(class_sets, 4) == [0, 2, 3, 1]
+    assert spread_over_sets(class_sets, 9) == [0, 2, 3, 1, 4]
     assert spread_over_sets(np.arange(8), 4) == [1, 3, 5, 7]
     assert spread_over_sets(np.array([0, 1, 0, 1]), 2) == [0, 3]  # and from all of the dataset
 
@@ -83,20 +85,22 @@ def test_images_stand_in_the_order_of_alpha_over_the_bar_of_their_label():
     )
     sample = GroupSample(series_of(values), [encode_image(p, "webp") for p in pixels], "webp")
     sheet = contact_sheet([sample, sample])
-    middle = GAP + CELL // 2
-    first, second = NAME_WIDTH + CELL // 2, NAME_WIDTH + CELL + GAP + CELL // 2
-    assert sheet.getpixel((first, middle)) == (10, 10, 10)  # alpha 0
-    assert sheet.getpixel((second, middle)) == (250, 250, 250)  # alpha 1
-    bar = GAP + CELL + 20
+    image_y = GAP + CELL // 2
+    first_x, second_x = NAME_WIDTH + CELL // 2, NAME_WIDTH + CELL + GAP + CELL // 2
+    assert sheet.getpixel((first_x, image_y)) == (10, 10, 10)  # alpha 0
+    assert sheet.getpixel((second_x, image_y)) == (250, 250, 250)  # alpha 1
+    bar_y = GAP + CELL + 20
     first_colour, second_colour = map(ImageColor.getrgb, (LIGHT.first, LIGHT.second))
-    assert sheet.getpixel((first, bar)) == second_colour
-    left = NAME_WIDTH + CELL + GAP  # 0.75 of the first class, on the side where its name stands
-    assert sheet.getpixel((left + int(0.2 * CELL), bar)) == second_colour
-    assert sheet.getpixel((left + int(0.3 * CELL), bar)) == first_colour
-    other = GroupSample(series_of(values | {"group": 123456}), sample.images, "webp")
-    numbers = (0, GAP + CELL, NAME_WIDTH - GAP, GAP + CELL + 16)  # differ where nothing else does
-    other_sheet = contact_sheet([other, other])
-    assert sheet.crop(numbers).tobytes() != other_sheet.crop(numbers).tobytes()
+    assert sheet.getpixel((first_x, bar_y)) == second_colour
+    bar_start = (
+        NAME_WIDTH + CELL + GAP
+    )  # 0.75 of the first class, on the side where its name stands
+    assert sheet.getpixel((bar_start + int(0.2 * CELL), bar_y)) == second_colour
+    assert sheet.getpixel((bar_start + int(0.3 * CELL), bar_y)) == first_colour
+    renumbered = GroupSample(series_of(values | {"group": 123456}), sample.images, "webp")
+    number_box = (0, GAP + CELL, NAME_WIDTH - GAP, GAP + CELL + 16)  # only there the sheets differ
+    other_sheet = contact_sheet([renumbered, renumbered])
+    assert sheet.crop(number_box).tobytes() != other_sheet.crop(number_box).tobytes()
 
 
 LONG = "Donaudampfschifffahrtsgesellschaftskapit"
@@ -105,14 +109,14 @@ LONG = "Donaudampfschifffahrtsgesellschaftskapit"
 def sheet_of(first: str, second: str) -> np.ndarray:
     """Pixels of a sheet that has one series of one dark image."""
     labels = [[[4, 0.5], [2, 0.5]]]
-    given = {"classes": [4, 2], "names": [first, second], "labels": labels}
-    values = record(0, alphas=[0.5], weights=[0.5], **given)
+    fields = {"classes": [4, 2], "names": [first, second], "labels": labels}
+    values = record(0, alphas=[0.5], weights=[0.5], **fields)
     picture = encode_image(np.zeros((8, 8, 3), dtype=np.uint8), "webp")
     return np.asarray(contact_sheet([GroupSample(series_of(values), [picture], "webp")]))
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("name", "similar"),
     [
         ("K\u00e4se", "K\u00f6se"),
         ("\u0416\u0443\u043a", "\u0420\u0430\u043a"),  # Cyrillic
@@ -125,20 +129,20 @@ def sheet_of(first: str, second: str) -> np.ndarray:
         (250 * "x", 249 * "x"),
     ],
 )
-def test_names_are_whole_and_differ_on_the_sheet_in_any_script(one: str, other: str):
-    for names in ((one, "cat"), ("cat", one)):
+def test_names_are_whole_and_differ_on_the_sheet_in_any_script(name: str, similar: str):
+    for names in ((name, "cat"), ("cat", name)):
         sheet = sheet_of(*names)
-        changed = sheet_of(*(other if name == one else name for name in names))
+        changed = sheet_of(*(similar if label == name else label for label in names))
         assert sheet.shape != changed.shape or (sheet != changed).any()
         edges = [sheet[0], sheet[-1], sheet[:, 0], sheet[:, -1]]
         assert all((edge == 255).all() for edge in edges)  # nothing goes beyond the paper
-        left, right = sheet[:, :NAME_WIDTH], sheet[:, NAME_WIDTH + CELL + 1 :]
-        assert (left != 255).any() and (right != 255).any()
+        left_margin, right_margin = sheet[:, :NAME_WIDTH], sheet[:, NAME_WIDTH + CELL + 1 :]
+        assert (left_margin != 255).any() and (right_margin != 255).any()
         beside = sheet[:, [NAME_WIDTH - 1, NAME_WIDTH + CELL]]
         assert (beside == 255).all()  # nor over the image
 
 
-GONE = [{1: "image 0 is flat"}, {3: "image 1 holds no numbers"}]  # of three series a shard
+OMITTED = [{1: "image 0 is flat"}, {3: "image 1 holds no numbers"}]  # per shard of three series
 KEPT = [0, 2, 4, 5]
 AWAY = {4: featured.VECTORS[[0, 0]]}  # shows dog and fox as cats
 
@@ -147,7 +151,7 @@ AWAY = {4: featured.VECTORS[[0, 0]]}  # shows dog and fox as cats
 def lacking(tmp_path) -> Root:
     samples = [handmade.sample(group) for group in KEPT]
     shards = [samples[:2], samples[2:]]
-    return featured.root_of(tmp_path / "root", shards, left_out=GONE, features=AWAY)
+    return featured.root_of(tmp_path / "root", shards, left_out=OMITTED, features=AWAY)
 
 
 def test_their_shard_is_sound(lacking):
@@ -157,9 +161,9 @@ def test_their_shard_is_sound(lacking):
         2,
         4,
     )
-    again = Root(lacking.url)  # from the index
-    assert [entry.group_numbers for entry in again.entries()] == [[0, 2], [4, 5]]
-    assert (again.progress(), list(verify(again, full=True))) == (lacking.progress(), [])
+    reopened = Root(lacking.url)  # from the index
+    assert [entry.group_numbers for entry in reopened.entries()] == [[0, 2], [4, 5]]
+    assert (reopened.progress(), list(verify(reopened, full=True))) == (lacking.progress(), [])
 
 
 @pytest.mark.parametrize(
@@ -171,8 +175,8 @@ def test_their_shard_is_sound(lacking):
     ],
 )
 def test_a_record_that_names_others_is_damage(lacking, change, text):
-    said = json.loads(lacking.store.get(record_name(0))) | change
-    lacking.store.put(record_name(0), json.dumps(said).encode())
+    values = json.loads(lacking.store.get(record_name(0))) | change
+    lacking.store.put(record_name(0), json.dumps(values).encode())
     (problem,) = damage(Root(lacking.url), full=True)
     assert (problem.shard, problem.kind) == (0, "shard") and text in str(problem)
 
@@ -200,12 +204,12 @@ def test_a_stream_and_an_export_have_the_others(lacking, tmp_path):
 
 
 def test_features_are_those_of_the_series_that_are_there(lacking):
-    """Row by row; the series before one that is left out, and those behind it."""
+    """Compared row by row, for series before and after one that is left out."""
     source = PinnedRoot(lacking)
     for shard in source.shards:
         for features, group in zip(source.features(shard), shard.group_numbers, strict=True):
-            seen = AWAY.get(group, featured.features_of(handmade.sample(group).record))
-            np.testing.assert_array_equal(features, seen)
+            expected = AWAY.get(group, featured.features_of(handmade.sample(group).record))
+            np.testing.assert_array_equal(features, expected)
     mixed = MixedDataset(lacking.url, exclude=Exclusion(end_points=True))
     assert mixed.numbers.tolist() == [0, 2, 5]
 
@@ -220,7 +224,7 @@ def test_a_label_set_labels_the_others(lacking):
 
 def test_single_series_are_found_or_say_why_they_are_not_there(lacking):
     assert [sample.record.group for sample in read_series(lacking, [5, 0])] == [5, 0]
-    for group, reason in {**GONE[0], **GONE[1]}.items():
+    for group, reason in {**OMITTED[0], **OMITTED[1]}.items():
         with pytest.raises(InputError, match=f"^group = {group}: was left out: {reason}$"):
             read_series(lacking, [5, group])
     with pytest.raises(InputError, match=r"^group = 6: .* has groups 0 to 5$"):
@@ -233,6 +237,6 @@ def test_single_series_are_found_or_say_why_they_are_not_there(lacking):
 
 
 def test_the_entropy_of_labels_is_told_in_that_of_even_ones():
-    """Of five images from class to class: 0, 0.8113, 1, 0.8113 and 0 bits."""
+    """Five images from class to class have 0, 0.8113, 1, 0.8113 and 0 bits."""
     samples = [GroupSample(series_of(record(0, 5)), [], "webp")]
     assert entropy_share(samples) == pytest.approx(2.6226 / 5, abs=1e-4)

@@ -29,16 +29,16 @@ def root(tmp_path_factory) -> Root:
 @pytest.fixture(params=["in memory", "from the shards"])
 def mixed(root, request) -> MixedDataset:
     limit = 2**30 if request.param == "in memory" else 0
-    found = MixedDataset(root.url, memory_limit=limit)
-    assert found.in_memory == (limit > 0)
-    return found
+    dataset = MixedDataset(root.url, memory_limit=limit)
+    assert dataset.in_memory == (limit > 0)
+    return dataset
 
 
 def stored(group: int) -> torch.Tensor:
     return torch.from_numpy(handmade.pixels(group, COUNT, 8))
 
 
-def drawn(mixed: MixedDataset, targets: torch.Tensor, **options):
+def draw(mixed: MixedDataset, targets: torch.Tensor, **options):
     return mixed.draw(targets, rng=torch.Generator().manual_seed(3), **options)
 
 
@@ -81,7 +81,7 @@ def test_both_ways_of_reading_draw_the_same(root):
     targets = torch.tensor([0, 1, 2, 2, 1] * 20)
     for matched in (True, False):
         memory, shards = (
-            drawn(MixedDataset(root.url, memory_limit=limit), targets, class_matched=matched)
+            draw(MixedDataset(root.url, memory_limit=limit), targets, class_matched=matched)
             for limit in (2**30, 0)
         )
         assert torch.equal(memory[0], shards[0])
@@ -89,11 +89,11 @@ def test_both_ways_of_reading_draw_the_same(root):
 
 
 def test_a_draw_is_the_papers(mixed):
-    """By the plain loop: sort a group by the label of the class, take its end, and an inner one."""
+    """As by a plain loop: sort a series by the class's label, take its end and an inner image."""
     targets = torch.tensor([0, 1, 2] * 50)
-    images, labels = drawn(mixed, targets)
+    images, labels = draw(mixed, targets)
     assert (images.shape, labels.shape) == ((150, 2, 8, 8, 3), (150, 2, 3))
-    seen, inner = Counter(), Counter()
+    group_counts, position_counts = Counter(), Counter()
     for target, pair, label in zip(targets.tolist(), images, labels, strict=True):
         group = next(g for g in range(15) if (stored(g) == pair[0]).flatten(1).all(1).any())
         assert target in mixed.classes[group]
@@ -103,11 +103,11 @@ def test_a_draw_is_the_papers(mixed):
         inside = next(a for a in range(COUNT) if torch.equal(pair[1], stored(group)[a]))
         assert inside in order[1:-1]
         assert torch.equal(label, mixed.labels[group, [order[0], inside]])
-        seen[target, group] += 1
-        inner[inside] += 1
+        group_counts[target, group] += 1
+        position_counts[inside] += 1
     # 10 groups contain each class, and each of two inner images is as likely as the other.
-    assert len(seen) == 30
-    assert 50 < inner[1] < 100
+    assert len(group_counts) == 30
+    assert 50 < position_counts[1] < 100
 
 
 def test_a_class_without_a_group_is_named(tmp_path):
@@ -115,7 +115,7 @@ def test_a_class_without_a_group_is_named(tmp_path):
     samples = [handmade.sample(group, classes=cat, names=dog) for group in (0, 1)]
     mixed = MixedDataset(handmade.root_of(tmp_path, samples, handmade.NAMES).url)
     with pytest.raises(InputError, match=r"url = .*: has no group of class 'fox'"):
-        drawn(mixed, torch.tensor([0, 2]))
+        draw(mixed, torch.tensor([0, 2]))
 
 
 def test_weights_can_be_sharpened_anew(root):
@@ -172,15 +172,15 @@ def test_exclusion_leaves_groups_out_and_keeps_the_numbers_of_the_rest(tmp_path)
     samples = [handmade.sample(group, COUNT) for group in range(6)]
     samples[4] = handmade.sample(4, COUNT, weights=[0.9, 0.6, 0.4, 0.1])  # runs backwards
     url = handmade.root_of(tmp_path, samples, handmade.NAMES).url
-    whole = MixedDataset(url)
+    complete = MixedDataset(url)
     for limit in (2**30, 0):
         mixed = MixedDataset(url, exclude=Exclusion(min_correlation=0.0), memory_limit=limit)
         assert mixed.numbers.tolist() == [0, 1, 2, 3, 5]
         assert mixed.shard_sizes == [5]
         assert torch.equal(mixed[4]["images"], stored(5))
-        assert torch.equal(mixed.labels, whole.labels[[0, 1, 2, 3, 5]])
-        assert mixed.digest == whole.digest
-        assert mixed.series_digest != whole.series_digest
+        assert torch.equal(mixed.labels, complete.labels[[0, 1, 2, 3, 5]])
+        assert mixed.digest == complete.digest
+        assert mixed.series_digest != complete.series_digest
 
 
 def relabel(root: Root, shards: list[int]) -> str:
@@ -190,8 +190,8 @@ def relabel(root: Root, shards: list[int]) -> str:
         groups = []
         for group in range(5 * shard, 5 * shard + 5):
             first = handmade.record(group)["classes"][0]
-            own = {"weights": [1.0] * COUNT, "labels": [[[first, 1.0]]] * COUNT}
-            groups.append(handmade.labels_of(group, **own))
+            fields = {"weights": [1.0] * COUNT, "labels": [[[first, 1.0]]] * COUNT}
+            groups.append(handmade.labels_of(group, **fields))
         labels.commit(shard, images=root.committed()[shard].sha256, groups=groups)
     return labels.digest
 
@@ -228,11 +228,11 @@ def tar_path(root: Root, shard: int) -> Path:
 def test_a_damaged_shard_is_named_when_it_is_opened(tmp_path):
     root = handmade.make_root(tmp_path, 2, 3)
     path = tar_path(root, 1)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-512])
+    tar = path.read_bytes()
+    path.write_bytes(tar[:-512])
     with pytest.raises(ValueError, match=rf"{path.name}: .* bytes, its record says .*semix verify"):
         MixedDataset(root.url)
-    path.write_bytes(whole[:600] + b"\xff" + whole[601:])  # inside the first image
+    path.write_bytes(tar[:600] + b"\xff" + tar[601:])  # inside the first image
     for limit in (0, 2**30):
         with pytest.raises(ValueError, match=rf"{path.name}: does not have .*semix verify --full"):
             MixedDataset(root.url, memory_limit=limit)
@@ -242,28 +242,30 @@ def test_a_damaged_shard_is_named_when_it_is_opened(tmp_path):
 
 
 def test_hostile_shards_are_refused_by_name(tmp_path):
-    def refused(name: str, *samples, message: str, image: tuple[int, int] = (0, 0)) -> None:
+    def check_rejected(name: str, *samples, message: str, image: tuple[int, int] = (0, 0)) -> None:
         root = handmade.make_root(tmp_path / name, 2, 2, tars=[handmade.tar_of(*samples)])
         tar = tar_path(root, 0).name
         with pytest.raises(ValueError, match=rf"{tar}: .*{message}"):
             MixedDataset(root.url, memory_limit=0).images[image]
 
-    good = [handmade.sample(group) for group in (0, 1)]
-    refused("too few", good[0], message="1 groups, its index says 2")
-    others = [handmade.sample(group) for group in (4, 5)]
-    refused("others", *others, message="holds group 4 where 0 belongs")
+    valid = [handmade.sample(group) for group in (0, 1)]
+    check_rejected("too few", valid[0], message="1 groups, its index says 2")
+    other_series = [handmade.sample(group) for group in (4, 5)]
+    check_rejected("others", *other_series, message="holds group 4 where 0 belongs")
     longer = [handmade.sample(group, 3) for group in (0, 1)]
-    refused("longer", *longer, message="3 images per group, the plan has 2")
+    check_rejected("longer", *longer, message="3 images per group, the plan has 2")
     large = handmade.sample(1)
     large.images[1] = encode_image(handmade.pixels(0, 1, 64)[0], "webp")
-    refused("large", good[0], large, message="group 1, image 1: .*64", image=(1, 1))
+    check_rejected("large", valid[0], large, message="group 1, image 1: .*64", image=(1, 1))
     small = handmade.sample(1, side=4)
-    refused("small", good[0], small, message="group 1, image 0: 4x4 pixels, .* 8x8", image=(1, 0))
+    check_rejected(
+        "small", valid[0], small, message="group 1, image 0: 4x4 pixels, .* 8x8", image=(1, 0)
+    )
     classes = handmade.sample(1, classes=[0, 9], labels=[[[9, 1.0]], [[0, 1.0]]])
-    refused("classes", good[0], classes, message="a label names class 9, the plan has 3")
+    check_rejected("classes", valid[0], classes, message="a label names class 9, the plan has 3")
     three = {"classes": [0, 1, 2], "names": ["a", "b", "c"], "mixture": [[0.0, 0.5, 0.5]] * 2}
     mixed = handmade.sample(1, **three)
-    refused("three", good[0], mixed, message="series of 2 and of 3 classes")
+    check_rejected("three", valid[0], mixed, message="series of 2 and of 3 classes")
 
 
 def test_images_are_read_where_indexing_has_them(mixed):
@@ -279,12 +281,12 @@ def test_images_are_read_where_indexing_has_them(mixed):
             mixed.read(torch.tensor([group]), torch.tensor([position]))
 
 
-def loaded(loader: DataLoader) -> dict[str, torch.Tensor]:
-    """Everything that a loader of images gives, in the order of the dataset."""
+def load_all(loader: DataLoader) -> dict[str, torch.Tensor]:
+    """All samples of a loader of images, in the order of the dataset."""
     batches = list(loader)
-    found = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
-    order = (found["group"] * COUNT + found["position"]).argsort()
-    return {key: values[order] for key, values in found.items()}
+    columns = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    order = (columns["group"] * COUNT + columns["position"]).argsort()
+    return {key: values[order] for key, values in columns.items()}
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -292,16 +294,16 @@ def test_a_loader_shows_every_image_once_with_its_own_label_and_numbers(mixed, w
     images = mixed.by_image()
     if whole:
         batches = BatchSampler(RandomSampler(images), 7, drop_last=False)
-        found = loaded(DataLoader(images, batch_size=None, sampler=batches))
+        columns = load_all(DataLoader(images, batch_size=None, sampler=batches))
     else:
-        found = loaded(DataLoader(images, batch_size=7, shuffle=True))
-    every = torch.stack([stored(group) for group in range(15)]).flatten(0, 1)
-    assert torch.equal(found["image"], every)
-    assert torch.equal(found["label"], mixed.labels.flatten(0, 1))
-    assert found["group"].tolist() == [group for group in range(15) for _ in range(COUNT)]
-    assert found["position"].tolist() == list(range(COUNT)) * 15
+        columns = load_all(DataLoader(images, batch_size=7, shuffle=True))
+    stored_images = torch.stack([stored(group) for group in range(15)]).flatten(0, 1)
+    assert torch.equal(columns["image"], stored_images)
+    assert torch.equal(columns["label"], mixed.labels.flatten(0, 1))
+    assert columns["group"].tolist() == [group for group in range(15) for _ in range(COUNT)]
+    assert columns["position"].tolist() == list(range(COUNT)) * 15
     for key, values in (("alpha", mixed.alphas), ("weight", mixed.weights)):
-        torch.testing.assert_close(found[key].float(), values.flatten(), rtol=0, atol=0)
+        torch.testing.assert_close(columns[key].float(), values.flatten(), rtol=0, atol=0)
 
 
 def test_a_single_image_is_a_sample(mixed):
@@ -326,9 +328,9 @@ def test_a_loader_of_series(mixed):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_may_be_forked_or_spawned(mixed, context):
     options = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": context}
-    found = loaded(DataLoader(mixed.by_image(), shuffle=True, **options))
-    assert torch.equal(found["image"][9], stored(2)[1])
-    assert torch.equal(found["label"], mixed.labels.flatten(0, 1))
+    columns = load_all(DataLoader(mixed.by_image(), shuffle=True, **options))
+    assert torch.equal(columns["image"][9], stored(2)[1])
+    assert torch.equal(columns["label"], mixed.labels.flatten(0, 1))
     series = torch.cat([batch["images"] for batch in DataLoader(mixed, **options)])
     assert torch.equal(series, torch.stack([stored(group) for group in range(15)]))
 

@@ -1,4 +1,4 @@
-"""Series left out while reading: the rules, against series made by hand; flags of audits."""
+"""Series that readers leave out: the rules, on series made by hand, and the flags of audits."""
 
 import json
 import logging
@@ -43,22 +43,22 @@ def samples() -> list[GroupSample]:
     ]
 
 
-def kept(rules: Exclusion, records: list[SeriesRecord], *, root: Root) -> list[bool]:
-    """What a reader keeps of these series, shard by shard."""
-    source, found = PinnedRoot(root), []
-    chosen = SeriesFilter(rules, source)
+def read_decisions(rules: Exclusion, records: list[SeriesRecord], *, root: Root) -> list[bool]:
+    """Whether a reader keeps each of these series, shard by shard."""
+    source, decisions = PinnedRoot(root), []
+    series_filter = SeriesFilter(rules, source)
     for shard in source.shards:
-        own = [record for record in records if record.group in shard.group_numbers]
-        found += chosen.keep(shard, own)
-    chosen.conclude()
-    return found
+        in_shard = [record for record in records if record.group in shard.group_numbers]
+        decisions += series_filter.keep(shard, in_shard)
+    series_filter.conclude()
+    return decisions
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Root:
-    given = samples()
+    series = samples()
     folder = tmp_path_factory.mktemp("root")
-    return featured.root_of(folder, [given[:2], given[2:]], features=AWAY)
+    return featured.root_of(folder, [series[:2], series[2:]], features=AWAY)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def records() -> list[SeriesRecord]:
         ({"min_correlation": 0.8}, [True, True, False, False]),
         ({"min_correlation": 0.0}, [True, True, False, True]),
         ({"monotone": True}, [True, False, False, True]),
-        # The first image of group 1 was made for fox and is nearest to dog; 3 has no numbers.
+        # The first image of series 1 was made for fox and is nearest to dog; series 3 has NaNs.
         ({"end_points": True}, [True, False, True, False]),
         ({"max_disagreement": 0.1}, [True, True, False, False]),
         ({"min_stability": 0.6}, [True, True, False, False]),
@@ -81,32 +81,34 @@ def records() -> list[SeriesRecord]:
     ],
 )
 def test_what_each_rule_leaves_out(root, records, rules, expected):
-    assert kept(load_settings(Exclusion, rules), records, root=root) == expected
+    assert read_decisions(load_settings(Exclusion, rules), records, root=root) == expected
 
 
 def test_answers_are_in_the_order_of_the_records_and_the_same_one_by_one(root, records):
     source = PinnedRoot(root)
-    chosen = SeriesFilter(Exclusion(end_points=True, monotone=True), source)
-    first = source.shards[0]
-    assert chosen.keep(first, [records[1], records[0]]) == [False, True]
-    one_by_one = [chosen.keep(first, [record]) for record in records[:2]]
+    series_filter = SeriesFilter(Exclusion(end_points=True, monotone=True), source)
+    shard = source.shards[0]
+    assert series_filter.keep(shard, [records[1], records[0]]) == [False, True]
+    one_by_one = [series_filter.keep(shard, [record]) for record in records[:2]]
     assert one_by_one == [[True], [False]]
 
 
 def test_end_points_are_judged_by_the_encoder_whose_labels_are_in_use(tmp_path, records):
-    given = samples()
-    root = featured.root_of(tmp_path, [given[:2], given[2:]], features=AWAY)
-    digest = featured.label_set(root, {2: featured.VECTORS[[0, 0, 0, 0]]}, prototypes=3.0)
+    series = samples()
+    root = featured.root_of(tmp_path, [series[:2], series[2:]], features=AWAY)
+    digest = featured.label_set(root, {2: featured.VECTORS[[0, 0, 0, 0]]}, prototype_length=3.0)
     rules = Exclusion(end_points=True)
     assert MixedDataset(root.url, exclude=rules).numbers.tolist() == [0, 2]
     assert MixedDataset(root.url, exclude=rules, labels=digest).numbers.tolist() == [0, 1, 3]
 
 
 def test_counts_are_logged_once(root, records, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(logging.getLogger("semix.data"), "info", lambda t, *a: said.append(t % a))
-    kept(Exclusion(monotone=True, min_stability=0.4), records, root=root)
-    assert said == ["exclusion keeps 1 of 4 series; left out: monotone 2, min_stability 1"]
+    messages: list[str] = []
+    monkeypatch.setattr(
+        logging.getLogger("semix.data"), "info", lambda t, *a: messages.append(t % a)
+    )
+    read_decisions(Exclusion(monotone=True, min_stability=0.4), records, root=root)
+    assert messages == ["exclusion keeps 1 of 4 series; left out: monotone 2, min_stability 1"]
 
 
 def test_words():
@@ -124,36 +126,38 @@ def test_flagged_series_are_left_out_once_the_index_is_audited(tmp_path, records
     rule = Exclusion(flagged=("duplicate", "degenerate"))
     message = rf"exclude.flagged = duplicate, degenerate: {INDEX} was not audited; run `semix audit"
     with pytest.raises(InputError, match=message):
-        kept(rule, records, root=root)
+        read_decisions(rule, records, root=root)
     store_audit(root, "f" * 64, duplicate=[0])  # of another content of that name
     with pytest.raises(InputError, match=f"semix audit {root.url} --index {INDEX}"):
-        kept(rule, records, root=root)
+        read_decisions(rule, records, root=root)
     store_audit(root, PinnedRoot(root).digest, duplicate=[1], degenerate=[3], still=[0])
-    assert kept(rule, records, root=root) == [True, False, True, False]
+    assert read_decisions(rule, records, root=root) == [True, False, True, False]
 
 
 def test_a_flag_that_the_audit_did_not_look_for_wants_another_audit(tmp_path, records):
-    """An earlier version did not know it; one of a later version may know more."""
+    """An audit of an earlier version lacks a flag, and one of a later version may have more."""
     root = featured.root_of(tmp_path, [samples()])
     by_flag = {"degenerate": [3], "blurred": [0]}
     digest = PinnedRoot(root).digest
     store_flags(root, SeriesFlags(index=INDEX, digest=digest, labels=None, flags=by_flag))
-    assert kept(Exclusion(flagged=("degenerate",)), records, root=root) == [True] * 3 + [False]
+    assert read_decisions(Exclusion(flagged=("degenerate",)), records, root=root) == [True] * 3 + [
+        False
+    ]
     message = r"^exclude\.flagged = duplicate: the last audit did not look for it; run `semix audit"
     with pytest.raises(InputError, match=message):
-        kept(Exclusion(flagged=("duplicate", "degenerate")), records, root=root)
+        read_decisions(Exclusion(flagged=("duplicate", "degenerate")), records, root=root)
 
 
 def test_nothing_is_deleted(root, records):
     before = {name: root.store.get(name) for name in root.store.list("")}
-    kept(Exclusion(monotone=True, end_points=True), records, root=root)
+    read_decisions(Exclusion(monotone=True, end_points=True), records, root=root)
     assert {name: root.store.get(name) for name in root.store.list("")} == before
 
 
 def test_a_rule_that_leaves_nothing_is_refused(root, records):
     message = r"exclude = monotone True, min_stability 0.95: leaves none of 4 series; ease a rule"
     with pytest.raises(InputError, match=message):
-        kept(Exclusion(monotone=True, min_stability=0.95), records, root=root)
+        read_decisions(Exclusion(monotone=True, min_stability=0.95), records, root=root)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def test_a_rule_that_leaves_nothing_is_refused(root, records):
 def test_rules_that_do_not_apply_are_refused(root, rule, changes, message):
     record = handmade.series_of(handmade.record(0, 4, **changes))
     with pytest.raises(InputError, match=message):
-        kept(Exclusion(**rule), [record], root=root)
+        read_decisions(Exclusion(**rule), [record], root=root)
 
 
 def test_features_that_are_gone_are_named(tmp_path, records):
@@ -188,7 +192,7 @@ def test_features_that_are_gone_are_named(tmp_path, records):
     name = root.committed()[0].features.name
     root.store.delete(name)
     with pytest.raises(ValueError, match=f"{name}: is not there"):
-        kept(Exclusion(end_points=True), records, root=root)
+        read_decisions(Exclusion(end_points=True), records, root=root)
 
 
 def test_values_out_of_range_are_refused():
@@ -202,50 +206,50 @@ DIGEST = "a" * 64
 
 
 def flags(
-    index: str = "index/0.json", labels: str | None = None, **found: list[int]
+    index: str = "index/0.json", labels: str | None = None, **numbers: list[int]
 ) -> SeriesFlags:
-    by_flag = {flag: found.get(flag, []) for flag in FLAGS}
+    by_flag = {flag: numbers.get(flag, []) for flag in FLAGS}
     return SeriesFlags(index=index, digest=DIGEST, labels=labels, flags=by_flag)
 
 
 @pytest.fixture
-def plain(tmp_path) -> Root:
+def empty_audit_root(tmp_path) -> Root:
     return handmade.make_root(tmp_path)
 
 
-def test_audits_are_numbered_and_an_equal_one_is_not_stored_twice(plain):
-    assert newest_flags(plain, "index/0.json") is None
-    assert store_flags(plain, flags(duplicate=[1])) == "audit/0.json"
-    assert store_flags(plain, flags(duplicate=[2])) == "audit/1.json"
-    assert store_flags(plain, flags(duplicate=[1])) == "audit/0.json"
-    assert plain.store.list("audit") == ["audit/0.json", "audit/1.json"]
+def test_audits_are_numbered_and_an_equal_one_is_not_stored_twice(empty_audit_root):
+    assert newest_flags(empty_audit_root, "index/0.json") is None
+    assert store_flags(empty_audit_root, flags(duplicate=[1])) == "audit/0.json"
+    assert store_flags(empty_audit_root, flags(duplicate=[2])) == "audit/1.json"
+    assert store_flags(empty_audit_root, flags(duplicate=[1])) == "audit/0.json"
+    assert empty_audit_root.store.list("audit") == ["audit/0.json", "audit/1.json"]
 
 
-def test_the_newest_of_an_index_is_found_also_after_the_tenth(plain):
+def test_the_newest_of_an_index_is_found_also_after_the_tenth(empty_audit_root):
     for number in range(11):
-        store_flags(plain, flags(duplicate=[number]))
-    store_flags(plain, flags("index/1.json", still=[5]))
-    assert newest_flags(plain, "index/0.json") == flags(duplicate=[10])
-    assert newest_flags(plain, "index/1.json") == flags("index/1.json", still=[5])
+        store_flags(empty_audit_root, flags(duplicate=[number]))
+    store_flags(empty_audit_root, flags("index/1.json", still=[5]))
+    assert newest_flags(empty_audit_root, "index/0.json") == flags(duplicate=[10])
+    assert newest_flags(empty_audit_root, "index/1.json") == flags("index/1.json", still=[5])
 
 
 def test_groups_of_several_flags_are_joined():
-    found = flags(duplicate=[1, 3], degenerate=[3, 4], still=[9])
-    assert flagged_groups(found, ["duplicate", "degenerate"]) == {1, 3, 4}
+    audited = flags(duplicate=[1, 3], degenerate=[3, 4], still=[9])
+    assert flagged_groups(audited, ["duplicate", "degenerate"]) == {1, 3, 4}
 
 
-def test_an_audit_that_looked_for_other_flags_can_be_read(plain):
-    """As of a version that knew one less, or one that knows more."""
-    said = json.loads(flags(duplicate=[1]).written())
-    del said["flags"]["still"]
-    said["flags"]["blurred"] = [7]
-    plain.store.put("audit/0.json", json.dumps(said).encode())
-    found = newest_flags(plain, "index/0.json")
-    assert (found.flags["blurred"], found.flags["duplicate"]) == ([7], [1])
-    assert flagged_groups(found, ["duplicate", "blurred"]) == {1, 7}
+def test_an_audit_that_looked_for_other_flags_can_be_read(empty_audit_root):
+    """An audit of a version that has one flag less and another one more."""
+    values = json.loads(flags(duplicate=[1]).written())
+    del values["flags"]["still"]
+    values["flags"]["blurred"] = [7]
+    empty_audit_root.store.put("audit/0.json", json.dumps(values).encode())
+    audited = newest_flags(empty_audit_root, "index/0.json")
+    assert (audited.flags["blurred"], audited.flags["duplicate"]) == ([7], [1])
+    assert flagged_groups(audited, ["duplicate", "blurred"]) == {1, 7}
     with pytest.raises(KeyError, match="still"):
-        flagged_groups(found, ["still"])
-    assert store_flags(plain, flags(duplicate=[1])) == "audit/1.json"
+        flagged_groups(audited, ["still"])
+    assert store_flags(empty_audit_root, flags(duplicate=[1])) == "audit/1.json"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_an_audit_that_looked_for_other_flags_can_be_read(plain):
         (flags().written()[:-9], "audit: "),
     ],
 )
-def test_a_damaged_audit_is_named(plain, content, problem):
-    plain.store.put("audit/0.json", content)
+def test_a_damaged_audit_is_named(empty_audit_root, content, problem):
+    empty_audit_root.store.put("audit/0.json", content)
     with pytest.raises(ValueError, match=problem):
-        newest_flags(plain, "index/0.json")
+        newest_flags(empty_audit_root, "index/0.json")

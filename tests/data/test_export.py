@@ -40,10 +40,10 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def label_set(root: Root) -> LabelSet:
-    """Every image is three quarters the first of its classes; of the first shard only."""
-    found = handmade.label_set(root)
-    label_shard(found, 0)
-    return found
+    """Labels of the first shard alone; every image is three quarters of its first class."""
+    labels = handmade.label_set(root)
+    label_shard(labels, 0)
+    return labels
 
 
 def label_shard(label_set: LabelSet, shard: int) -> None:
@@ -66,22 +66,22 @@ def test_every_image_is_a_row_with_its_own_numbers(root):
         (g, p) for g in range(6) for p in range(3)
     ]
     for row in rows:
-        wanted = record(row.group, 3)
-        assert (row.classes, row.names) == (wanted["classes"], wanted["names"])
+        expected = record(row.group, 3)
+        assert (row.classes, row.names) == (expected["classes"], expected["names"])
         assert (row.alpha, row.weight) == (
-            wanted["alphas"][row.position],
-            wanted["weights"][row.position],
+            expected["alphas"][row.position],
+            expected["weights"][row.position],
         )
         assert row.mixture == [row.alpha, 1 - row.alpha]
         assert row.content == sample(row.group, 3).images[row.position]
-        assert dict(row.label) == {k: p for k, p in wanted["labels"][row.position] if p > 0}
+        assert dict(row.label) == {k: p for k, p in expected["labels"][row.position] if p > 0}
 
 
 def test_images_become_png_without_a_changed_pixel(root):
     for row in rows_of(root, image_format="png"):
         assert (row.extension, row.content[:4]) == ("png", b"\x89PNG")
-        wanted = pixels(row.group, 3, 8)[row.position]
-        np.testing.assert_array_equal(decode_image(row.content), wanted)
+        expected = pixels(row.group, 3, 8)[row.position]
+        np.testing.assert_array_equal(decode_image(row.content), expected)
 
 
 def test_labels_of_another_set(root, label_set):
@@ -110,9 +110,9 @@ def test_labels_of_another_set(root, label_set):
 def test_labels_that_do_not_fit_the_images_are_refused(root, label_set, change, message):
     label_shard(label_set, 1)
     name = label_set.name(0)
-    found = json.loads(root.store.get(name))
-    change(found["groups"])
-    root.store.put(name, json.dumps(found).encode())
+    values = json.loads(root.store.get(name))
+    change(values["groups"])
+    root.store.put(name, json.dumps(values).encode())
     with pytest.raises(ValueError, match=rf"^{name}: group 1: {message}"):
         rows_of(root, labels=label_set.digest)
 
@@ -150,15 +150,15 @@ def test_files_and_table_agree_with_the_root(root, tmp_path):
     assert rows[3]["file"] == "cat_fox/00000001.00.webp"
     for row in rows:
         group, position = int(row["group"]), int(row["position"])
-        wanted = record(group, 3)
+        expected = record(group, 3)
         content = (folder / row["file"]).read_bytes()
         assert content == sample(group, 3).images[position]
-        assert json.loads(row["classes"]) == wanted["classes"]
-        assert json.loads(row["names"]) == wanted["names"]
-        assert float(row["alpha"]) == wanted["alphas"][position]
-        assert float(row["weight"]) == wanted["weights"][position]
-        found = dict(map(tuple, json.loads(row["label"])))
-        assert found == {k: p for k, p in wanted["labels"][position] if p > 0}
+        assert json.loads(row["classes"]) == expected["classes"]
+        assert json.loads(row["names"]) == expected["names"]
+        assert float(row["alpha"]) == expected["alphas"][position]
+        assert float(row["weight"]) == expected["weights"][position]
+        label = dict(map(tuple, json.loads(row["label"])))
+        assert label == {k: p for k, p in expected["labels"][position] if p > 0}
     assert json.loads((folder / "classes.json").read_text()) == ["cat", "dog", "fox"]
 
 
@@ -172,8 +172,8 @@ def test_class_names_are_neither_paths_nor_formulas(tmp_path):
     samples = [sample(g, names=names[g % 3]) for g in range(3)]
     root = root_of(tmp_path / "root", samples, NAUGHTY)
     write_image_folder(PinnedRoot(root), tmp_path / "out")
-    found = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    assert all(name.startswith(("root/", "out/")) for name in found)
+    files = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    assert all(name.startswith(("root/", "out/")) for name in files)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         *("cmd-C-calc-A0_etc-x", "cmd-C-calc-A0_evil-2J", "etc-x_evil-2J"),
         *("labels.csv", "classes.json"),
@@ -218,19 +218,19 @@ def test_every_column_holds_what_the_root_does(root, tmp_path):
     ]
     for row in rows:
         group, position = row["group"], row["position"]
-        wanted = record(group, 3)
+        expected = record(group, 3)
         np.testing.assert_array_equal(
             decode_image(row["image"]["bytes"]), pixels(group, 3, 8)[position]
         )
         assert row["image"]["path"] == f"{group:08d}.{position:02d}.webp"
-        assert (row["classes"], row["names"]) == (wanted["classes"], wanted["names"])
+        assert (row["classes"], row["names"]) == (expected["classes"], expected["names"])
         assert (row["alpha"], row["weight"]) == (
-            wanted["alphas"][position],
-            wanted["weights"][position],
+            expected["alphas"][position],
+            expected["weights"][position],
         )
         label = np.zeros(3)
-        for target, share in wanted["labels"][position]:
-            label[target] = share
+        for target, probability in expected["labels"][position]:
+            label[target] = probability
         np.testing.assert_allclose(row["label"], label, atol=1e-7)
     assert json.loads(pq.read_schema(path).metadata[b"class_names"]) == ["cat", "dog", "fox"]
 
@@ -238,8 +238,8 @@ def test_every_column_holds_what_the_root_does(root, tmp_path):
 def test_row_groups_are_bounded_by_rows_and_bytes(root, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "MAX_ROWS", 5)
     write_parquet(PinnedRoot(root), tmp_path / "rows.parquet")
-    found = pq.ParquetFile(tmp_path / "rows.parquet").metadata
-    assert [found.row_group(i).num_rows for i in range(found.num_row_groups)] == [5, 5, 5, 3]
+    metadata = pq.ParquetFile(tmp_path / "rows.parquet").metadata
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [5, 5, 5, 3]
     monkeypatch.setattr(export, "MAX_BYTES", 1)
     write_parquet(PinnedRoot(root), tmp_path / "bytes.parquet")
     assert pq.ParquetFile(tmp_path / "bytes.parquet").metadata.num_row_groups == 18
@@ -270,7 +270,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 
 @pytest.mark.process
 def test_memory_does_not_grow_with_the_dataset(tmp_path):
-    """3 MB of images, then 60 MB of them, in row groups of one."""
+    """Export 3 MB of images, then 60 MB, in row groups of one image."""
     peaks = []
     for shards in (1, 20):
         root = make_root(tmp_path / f"root{shards}", shards, 1, count=4, side=500)
@@ -280,7 +280,7 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path):
     assert peaks[1] - peaks[0] < 25, peaks
 
 
-# As a user would, in a process of its own: no network, a cache that is new.
+# Load as a user does, in a process of its own, without network and with a new cache.
 LOAD = """
 import sys
 import numpy as np
@@ -302,20 +302,20 @@ def load(kind: str, path: Path, folder: Path) -> dict:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     out = folder / f"{kind}.npz"
     command = [sys.executable, "-c", LOAD, kind, str(path), str(out)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    completed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr[-2000:]
     return dict(np.load(out))
 
 
-def check(found: dict) -> None:
+def check(columns: dict) -> None:
     groups = [g for g in range(6) for _ in range(3)]
-    assert found["groups"].tolist() == groups
-    wanted = np.concatenate([pixels(g, 3, 8) for g in range(6)])
-    np.testing.assert_array_equal(found["images"], wanted)
-    assert found["names"].tolist() == [record(g)["names"] for g in groups]
-    for group, label in zip(groups, found["labels"], strict=True):
+    assert columns["groups"].tolist() == groups
+    expected = np.concatenate([pixels(g, 3, 8) for g in range(6)])
+    np.testing.assert_array_equal(columns["images"], expected)
+    assert columns["names"].tolist() == [record(g)["names"] for g in groups]
+    for group, label in zip(groups, columns["labels"], strict=True):
         assert set(np.flatnonzero(label)) <= set(record(group)["classes"])
-    np.testing.assert_allclose(found["labels"].sum(1), 1, atol=1e-6)
+    np.testing.assert_allclose(columns["labels"].sum(1), 1, atol=1e-6)
 
 
 @pytest.mark.process

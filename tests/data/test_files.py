@@ -1,4 +1,4 @@
-"""Folders that hold nothing but files of their own; what is read is a regular file."""
+"""Folders must hold nothing but regular files of their own; only regular files are read."""
 
 import os
 from pathlib import Path
@@ -15,8 +15,8 @@ from semix.data.files import (
 )
 from semix.data.fingerprint import file_digest
 
-SOMEWHERE = {"a link to a folder": "../photos", "a link to a file": "../photos/a.jpg"}
-SOMEWHERE |= {"a link to nothing": "nothing", "a link to itself": "x", "a device": "/dev/zero"}
+TARGETS = {"a link to a folder": "../photos", "a link to a file": "../photos/a.jpg"}
+TARGETS |= {"a link to nothing": "nothing", "a link to itself": "x", "a device": "/dev/zero"}
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("target", SOMEWHERE.values(), ids=SOMEWHERE)
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 @pytest.mark.parametrize("deep", ["", "seed-0/checkpoint"])
 def test_a_link_inside_is_named(tmp_path, photos, target, deep):
     folder = tmp_path / "run" / deep

@@ -23,14 +23,14 @@ def test_values_without_a_stable_form_are_refused_by_their_path(value):
 
 
 def test_seeds_are_the_first_digits_of_sha256():
-    """Of `0/7` it is 8cc99d736ffa5304..., of `[0,"base",1]` a872fc5c3705ffe..."""
+    """SHA-256 of `0/7` is 8cc99d736ffa5304..., of `[0,"base",1]` a872fc5c3705ffe..."""
     assert hashed_seed(0, 7) == 0x8CC99D736FFA5304 >> 1
     assert derived_seed(0, "base", 1) == 0xA872FC5C3705FFE
 
 
 def test_random_numbers_of_one_purpose_say_nothing_of_another():
-    parts = [(0, 1), (1, 0), (0, 2), (0, 1, "order"), ("0", 1)]
-    drawn = {part: torch.rand(4, generator=generator_for(*part)) for part in parts}
-    assert len({derived_seed(*part) for part in parts}) == len(parts)
-    assert len({tuple(values.tolist()) for values in drawn.values()}) == len(parts)
-    assert torch.equal(drawn[0, 1], torch.rand(4, generator=generator_for(0, 1)))
+    keys = [(0, 1), (1, 0), (0, 2), (0, 1, "order"), ("0", 1)]
+    numbers = {key: torch.rand(4, generator=generator_for(*key)) for key in keys}
+    assert len({derived_seed(*key) for key in keys}) == len(keys)
+    assert len({tuple(values.tolist()) for values in numbers.values()}) == len(keys)
+    assert torch.equal(numbers[0, 1], torch.rand(4, generator=generator_for(0, 1)))

@@ -34,10 +34,10 @@ def nested(**changes):
 
 @every_format
 def test_what_is_right_comes_back_as_it_was_written(kind: type[StoredFile]):
-    found = kind.read(text(EXAMPLES[kind]))
-    assert json.loads(found.written()) == EXAMPLES[kind]
-    assert found.written() == canonical_json(EXAMPLES[kind]).encode()
-    assert kind.read(found.written(indent=1)) == found
+    parsed = kind.read(text(EXAMPLES[kind]))
+    assert json.loads(parsed.written()) == EXAMPLES[kind]
+    assert parsed.written() == canonical_json(EXAMPLES[kind]).encode()
+    assert kind.read(parsed.written(indent=1)) == parsed
 
 
 def test_a_series_of_several_classes_and_two_encoders_comes_back():
@@ -46,9 +46,9 @@ def test_a_series_of_several_classes_and_two_encoders_comes_back():
         "coordinates": [[1.5, -0.5, 0.0], [1, 0, 0]],
         "agreement": {"weights": [0.1, 0.9], "difference": [0.0, 0.2]},
     }
-    found = SeriesRecord.read(text(simplex))
-    assert json.loads(found.written()) == simplex
-    assert (found.mixtures, found.stability) == (simplex["mixture"], None)
+    parsed = SeriesRecord.read(text(simplex))
+    assert json.loads(parsed.written()) == simplex
+    assert (parsed.mixtures, parsed.stability) == (simplex["mixture"], None)
 
 
 def test_a_plan_keeps_what_it_does_not_know():
@@ -90,9 +90,9 @@ def test_what_is_too_large_is_not_parsed_for_its_schema_either(kind: type[Stored
 @every_format
 def test_nothing_may_be_missing_and_nothing_more_there(kind: type[StoredFile]):
     for key in EXAMPLES[kind].keys() - {"left_out"}:
-        short = {name: value for name, value in EXAMPLES[kind].items() if name != key}
+        lacking = {name: value for name, value in EXAMPLES[kind].items() if name != key}
         with pytest.raises(ValueError, match=rf"^{kind.WHAT}: {key}: Field required"):
-            kind.read(text(short))
+            kind.read(text(lacking))
     with pytest.raises(ValueError, match=rf"^{kind.WHAT}: command: Extra inputs"):
         kind.read(text(EXAMPLES[kind] | {"command": "rm"}))
 
@@ -159,12 +159,12 @@ def test_hostile_json_is_a_named_error(kind: type[StoredFile], content, message)
 
 @every_format
 def test_good_values_in_hostile_json(kind: type[StoredFile]):
-    good = text(EXAMPLES[kind])
+    valid = text(EXAMPLES[kind])
     for content, message in [
-        (good.decode().encode("utf-16"), "Invalid JSON"),
-        (b"\xef\xbb\xbf" + good, "Invalid JSON"),
-        (good[:-1], "EOF"),
-        (good[:-1] + b", %s" % good[1:], "is there twice"),
+        (valid.decode().encode("utf-16"), "Invalid JSON"),
+        (b"\xef\xbb\xbf" + valid, "Invalid JSON"),
+        (valid[:-1], "EOF"),
+        (valid[:-1] + b", %s" % valid[1:], "is there twice"),
     ]:
         with pytest.raises(ValueError, match=f"^{kind.WHAT}: .*{message}"):
             kind.read(content)
@@ -218,20 +218,22 @@ def left_out(*groups: int) -> list[dict]:
 def test_series_that_were_left_out_are_of_their_shard():
     few = COMMIT | {"first": 8, "groups": 2}
     assert CommitRecord.read(text(few)).group_numbers == [8, 9]
-    for gone, kept in [((9,), [8, 10]), ((8, 11), [9, 10]), ((10, 8), [9, 11])]:
-        assert CommitRecord.read(text(few | {"left_out": left_out(*gone)})).group_numbers == kept
-    for wrong in [(7,), (11,), (9, 9), (9, 99)]:
+    for omitted, stored in [((9,), [8, 10]), ((8, 11), [9, 10]), ((10, 8), [9, 11])]:
+        assert (
+            CommitRecord.read(text(few | {"left_out": left_out(*omitted)})).group_numbers == stored
+        )
+    for invalid in [(7,), (11,), (9, 9), (9, 99)]:
         with pytest.raises(ValueError, match="commit record: left_out is not of the series from 8"):
-            CommitRecord.read(text(few | {"left_out": left_out(*wrong)}))
+            CommitRecord.read(text(few | {"left_out": left_out(*invalid)}))
     with pytest.raises(ValueError, match=r"left_out\.0\.reason: Field required"):
         CommitRecord.read(text(few | {"left_out": [{"group": 9}]}))
 
 
 def test_an_index_keeps_of_a_record_what_counting_wants():
     record = CommitRecord.read(text(COMMIT | {"worker": "w", "seconds": {"write": 0.12345}}))
-    kept = record.entry(900)
-    assert (kept.seconds, kept.record_bytes, kept.tar) == ({"write": 0.123}, 900, COMMIT["tar"])
-    assert ShardEntry.read(kept.written()) == kept
+    entry = record.entry(900)
+    assert (entry.seconds, entry.record_bytes, entry.tar) == ({"write": 0.123}, 900, COMMIT["tar"])
+    assert ShardEntry.read(entry.written()) == entry
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What nothing refers to any more: found by name, and removed only where nobody can want it."""
+"""Garbage: files that nothing refers to are found, and removed only where nobody can need them."""
 
 import json
 import os
@@ -24,14 +24,14 @@ DIGEST = 64 * "a"
 
 
 @pytest.fixture
-def root(whole, tmp_path):
-    """A whole root of which everything is two hours old."""
-    shutil.copytree(whole.url, tmp_path / "root")
-    aged(tmp_path / "root")
+def root(shared_root, tmp_path):
+    """A complete root whose files are two hours old."""
+    shutil.copytree(shared_root.url, tmp_path / "root")
+    make_old(tmp_path / "root")
     return Root(str(tmp_path / "root"))
 
 
-def aged(folder, hours: float = 2) -> None:
+def make_old(folder, hours: float = 2) -> None:
     when = time.time() - hours * HOURS
     for path in folder.rglob("*"):
         os.utime(path, (when, when))
@@ -42,7 +42,7 @@ def names(root: Root, **options) -> list[str]:
 
 
 def orphan(root: Root, shard: int = 1) -> tuple[str, str]:
-    """Bytes that no record, index or label set names, two hours old."""
+    """Write a tar and features, two hours old, that no record, index or label set names."""
     stem = f"{shard_stem(shard)}-0123abcd"
     for name in (f"{stem}.tar", f"{stem}.features.safetensors"):
         root.store.put(name, b"1234")
@@ -86,7 +86,7 @@ def test_what_an_index_pins_stays_when_its_record_is_gone(root):
     assert names(root) == []
     entry = open_index(root.store, "index/0.json").shards()[1]
     root.write_index()
-    aged(Path(root.url))
+    make_old(Path(root.url))
     assert names(root) == []  # the older index still pins it
     root.store.delete("index/0.json")
     assert names(Root(root.url)) == [entry.features.name, entry.tar]
@@ -95,7 +95,7 @@ def test_what_an_index_pins_stays_when_its_record_is_gone(root):
 def test_with_a_damaged_index_nothing_that_it_may_pin_goes(root):
     orphan(root)
     root.store.put("index/1.json", b"{")
-    aged(Path(root.url))
+    make_old(Path(root.url))
     assert names(root) == ["index/1.json"]
     remove(root, garbage(root))
     assert len(names(root)) == 2
@@ -108,18 +108,18 @@ def test_shards_under_a_living_lease_are_left_alone(root):
         root.store.create("leases/0000001.json", json.dumps(note).encode())
         assert garbage(root) == []
         builder.kill()
-    aged(Path(root.url))
+    make_old(Path(root.url))
     assert names(root) == ["leases/0000001.json", *files]
 
 
 def test_a_builder_that_starts_between_looking_and_removing_loses_nothing(root):
     """It finds its tar there already, by name and size, and need not write it again."""
     orphan(root)
-    found = garbage(root)
+    garbage_found = garbage(root)
     with subprocess.Popen(["sleep", "60"]) as builder:
         note = {"host": machine(), "pid": builder.pid}
         root.store.create("leases/0000001.json", json.dumps(note).encode())
-        assert remove(root, found) == []
+        assert remove(root, garbage_found) == []
         builder.kill()
 
 
@@ -127,10 +127,10 @@ def test_a_tar_that_was_committed_between_looking_and_removing_stays(root):
     root.store.delete("index/0.json")
     entry = root.record(2)
     root.store.delete(f"{shard_stem(2)}.json")
-    found = garbage(Root(root.url))
-    assert {item.name for item in found} == {entry.tar, entry.features.name}
+    garbage_found = garbage(Root(root.url))
+    assert {item.name for item in garbage_found} == {entry.tar, entry.features.name}
     root.commit(entry)
-    assert remove(root, found) == []
+    assert remove(root, garbage_found) == []
     assert damage(root, full=True) == []
 
 
@@ -139,9 +139,12 @@ def test_failures_that_are_past_and_leases_that_are_forgotten(root):
     root.store.create("leases/0000002.json", b'{"host": "gone", "pid": 1}')
     root.discard(1)
     root.record_failure(failure(1))
-    aged(Path(root.url))
-    found = remove(root, garbage(root))
-    assert [item.name for item in found] == ["leases/0000002.json", "failed/0000/0000000.1.json"]
+    make_old(Path(root.url))
+    garbage_found = remove(root, garbage(root))
+    assert [item.name for item in garbage_found] == [
+        "leases/0000002.json",
+        "failed/0000/0000000.1.json",
+    ]
     assert list(root.failures()) == [1]
     assert root.store.exists("discarded/0000/0000001.1.json")
 
@@ -152,17 +155,17 @@ def test_unfinished_files_of_dead_processes(root):
     name = f".0000001.tar.{machine()}.{process.pid}.abc.partial"
     path = Path(root.url) / "shards/0000" / name
     path.write_bytes(b"12345")
-    aged(Path(root.url))
+    make_old(Path(root.url))
     (item,) = garbage(root)
     assert (item.name, item.bytes) == (f"shards/0000/{name}", 5)
-    assert [gone.name for gone in remove(root, [item])] == [item.name]
+    assert [removed.name for removed in remove(root, [item])] == [item.name]
     assert not path.exists()
 
 
 def test_features_that_waited_for_prototypes(root):
     for number in range(2):
         root.store.put(f"prototypes/{DIGEST}/000000{number}.safetensors", b"abc")
-    aged(Path(root.url, "prototypes"))
+    make_old(Path(root.url, "prototypes"))
     assert len(names(root)) == 2
     root.store.put(f"prototypes/{DIGEST}/0000002.safetensors", b"abc")
     assert names(root) == []  # a measurement goes on
@@ -173,17 +176,17 @@ def test_features_that_waited_for_prototypes(root):
 
 def test_features_of_a_label_set_that_no_labels_name(root):
     labels = label_set(root, features="images")
-    kept, stray = (f"{labels.stem(1)}-{n * 8}.features.safetensors" for n in "12")
-    for name in (kept, stray):
+    used, stray = (f"{labels.stem(1)}-{n * 8}.features.safetensors" for n in "12")
+    for name in (used, stray):
         root.store.put(name, b"abc")
     groups = [labels_of(group) for group in (2, 3)]
-    features = File(name=kept, sha256="1" * 64, bytes=3)
+    features = File(name=used, sha256="1" * 64, bytes=3)
     images = root.committed()[1].sha256
     labels.commit(1, images=images, groups=groups, features=features)
     for shard in (1, 2):
         labels.record_failure(failure(shard))
-    aged(Path(root.url))
-    past = f"{labels.folder}/failed/0000/0000001.1.json"
-    assert names(root) == [stray, past]
+    make_old(Path(root.url))
+    old_failure = f"{labels.folder}/failed/0000/0000001.1.json"
+    assert names(root) == [stray, old_failure]
     assert claim(root.store, "labels-ab12ab12ab12-0000001")
-    assert names(root) == [past]  # a living relabelling, even if it is this process
+    assert names(root) == [old_failure]  # a living relabelling, even if it is this process

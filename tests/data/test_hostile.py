@@ -1,4 +1,4 @@
-"""Each way that we know to attack a reader of shards, tried on ours; random damage."""
+"""Known attacks on readers of shards, tried on ours; random damage."""
 
 import hashlib
 import json
@@ -125,20 +125,20 @@ def watched(shards, canary, tmp_path_factory):
 
 @pytest.mark.process
 def test_a_hostile_shard_is_refused_and_nothing_executed(watched, shards, canary):
-    done = watched()
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert len(found) == len(shards) + len(hostile.tensor_files(canary))
+    completed = watched()
+    assert (completed.returncode, completed.stderr) == (0, "")
+    results = json.loads(completed.stdout)
+    assert len(results) == len(shards) + len(hostile.tensor_files(canary))
     for name in shards:
-        assert found[name][0], f"{name} was read"
+        assert results[name][0], f"{name} was read"
     for name in hostile.tensor_files(canary):
-        assert found[f"tensors: {name}"][-1].startswith("x: "), name
+        assert results[f"tensors: {name}"][-1].startswith("x: "), name
     assert not canary.exists()
 
 
 @pytest.mark.process
 def test_the_watch_and_the_payload_work(watched, tmp_path):
-    """Else the test above could not fail."""
+    """Without this the test above could not fail."""
     assert watched("control").returncode == 99
     (tmp_path / "a.tar").write_bytes(hostile.pickles(tmp_path / "CANARY")["pickle.pyd"])
     list(wds.WebDataset([str(tmp_path / "a.tar")], shardshuffle=False).decode())
@@ -152,14 +152,14 @@ def test_a_hostile_shard_is_refused_by_name(shards, tmp_path):
     assert sorted(problems) == list(range(len(shards)))
     for shard, text in problems.items():
         assert committed[shard].tar in text
-    for shard, found in committed.items():
-        with pytest.raises(ValueError, match=found.tar) if shard in problems else nullcontext():
-            for series in read_shard(root.store, found):
+    for shard, entry in committed.items():
+        with pytest.raises(ValueError, match=entry.tar) if shard in problems else nullcontext():
+            for series in read_shard(root.store, entry):
                 for image in series.images:
                     try:
                         decode_image(image)
                     except ValueError as error:
-                        raise ValueError(f"{found.tar}: {error}") from None
+                        raise ValueError(f"{entry.tar}: {error}") from None
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_verify_reports_hostile_features_and_goes_on(canary, tmp_path):
         committed["features"] = {"name": name, "sha256": digest, "bytes": len(content)}
         root.store.put(name, content)
         root.store.put(record_name(shard), json.dumps(committed).encode())
-    found = {p.shard: p.text for p in damage(Root(root.url), full=True) if p.kind == "shard"}
-    assert sorted(found) == list(range(len(files)))
-    assert all(".features.safetensors" in text for text in found.values())
+    texts = {p.shard: p.text for p in damage(Root(root.url), full=True) if p.kind == "shard"}
+    assert sorted(texts) == list(range(len(files)))
+    assert all(".features.safetensors" in text for text in texts.values())
     assert not canary.exists()
 
 
@@ -269,11 +269,11 @@ def drive(*options: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.process
 def test_many_thousand_mutated_files(tmp_path):
-    """In 512 MiB, two seconds an input, and no surprise; the process tells which input it was."""
+    """Within 512 MiB and two seconds per input; a failing process says which input it was."""
     note = tmp_path / "note"
-    done = drive("--inputs", str(INPUTS), "--note", str(note))
-    assert done.returncode == 0, f"{done.stderr[-3000:]}\nat input {note.read_text()}"
-    counts = json.loads(done.stdout)
+    completed = drive("--inputs", str(INPUTS), "--note", str(note))
+    assert completed.returncode == 0, f"{completed.stderr[-3000:]}\nat input {note.read_text()}"
+    counts = json.loads(completed.stdout)
     assert sum(counts.values()) == INPUTS
     # Some changes do no harm; if all did, or none, this would test little.
     for kind in TARGETS:
@@ -283,10 +283,10 @@ def test_many_thousand_mutated_files(tmp_path):
 
 @pytest.mark.process
 def test_the_drive_tells_which_input_it_was():
-    """Else the test above could not fail: here no input is quick enough."""
-    done = drive("--inputs", "40", "--longest", "0")
-    assert done.returncode == 1
-    assert "--seed 0 --kind shard --only 0, " in done.stderr
+    """Without this the test above could not fail: here no input is quick enough."""
+    completed = drive("--inputs", "40", "--longest", "0")
+    assert completed.returncode == 1
+    assert "--seed 0 --kind shard --only 0, " in completed.stderr
 
 
 JSON = st.recursive(
@@ -309,17 +309,17 @@ def test_any_bytes(kind, content):
 
 
 def test_mutated_tensor_files():
-    good = save_arrays({"features": pixels(0, 4, 8)[..., 0].astype("float16")}, {"encoder": "{}"})
-    read = 0
+    valid = save_arrays({"features": pixels(0, 4, 8)[..., 0].astype("float16")}, {"encoder": "{}"})
+    num_read = 0
     for number in range(2000):
         rng = random.Random(number)
-        content = blindly(mutate(good, rng, kind="image") if number % 3 else good, rng)
+        content = blindly(mutate(valid, rng, kind="image") if number % 3 else valid, rng)
         try:
             read_tensors(content, where="shards/x")
-            read += 1
+            num_read += 1
         except ValueError as error:
             assert type(error) is ValueError and str(error).startswith("shards/x: ")
-    assert 0 < read < 1500
+    assert 0 < num_read < 1500
 
 
 @pytest.mark.slow
@@ -331,7 +331,7 @@ def test_mutated_tensor_files():
     ],
 )
 def test_coverage_guided(kind, runs, tmp_path):
-    """libFuzzer's limit counts the instrumented interpreter too, and stops at 5 s an input."""
+    """libFuzzer's limits: memory with the instrumented interpreter, and 5 s per input."""
     pytest.importorskip("atheris")
     (tmp_path / "corpus").mkdir()
     # A process starts with the peak memory of the one that starts it, so a small one does.
@@ -339,11 +339,11 @@ def test_coverage_guided(kind, runs, tmp_path):
     command = [sys.executable, "-c", small, sys.executable, "-m", "tests.fuzz.coverage_guided"]
     command += [kind, str(tmp_path / "corpus")]
     limits = [f"-runs={runs}", "-rss_limit_mb=512", "-timeout=5", "-max_len=40000", "-seed=1"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, *limits, f"-artifact_prefix={tmp_path}/", "-max_total_time=90"],
         cwd=ROOT,
         env=ALONE,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert completed.returncode == 0, completed.stderr[-3000:]

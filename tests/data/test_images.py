@@ -11,7 +11,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(PIXELS)
 
 
-def saved(image: Image.Image, **options) -> bytes:
+def encode(image: Image.Image, **options) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, **options)
     return buffer.getvalue()
@@ -29,8 +29,8 @@ def png(width: int, height: int, *chunks: bytes) -> bytes:
 
 
 def webp(kind: bytes, content: bytes) -> bytes:
-    part = b"WEBP" + kind + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
-    return b"RIFF" + struct.pack("<I", len(part)) + part
+    body = b"WEBP" + kind + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 @pytest.mark.parametrize("extension", ["webp", "png"])
@@ -45,14 +45,16 @@ def test_jpeg_is_close():
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
 def test_other_kinds_of_pixels_become_rgb(mode):
-    wanted = np.asarray(PICTURE.convert(mode).convert("RGB"))
-    np.testing.assert_array_equal(decode_image(saved(PICTURE.convert(mode), format="PNG")), wanted)
+    expected = np.asarray(PICTURE.convert(mode).convert("RGB"))
+    np.testing.assert_array_equal(
+        decode_image(encode(PICTURE.convert(mode), format="PNG")), expected
+    )
 
 
 @pytest.mark.parametrize("extension", ["webp", "png", "jpg"])
 def test_an_image_cut_anywhere_or_followed_by_more_is_refused(extension):
-    whole = encode_image(PIXELS, extension)
-    for content in (*(whole[:cut] for cut in range(0, len(whole), 7)), whole + b"\0\0"):
+    complete = encode_image(PIXELS, extension)
+    for content in (*(complete[:cut] for cut in range(0, len(complete), 7)), complete + b"\0\0"):
         with pytest.raises(ValueError, match="not a complete WebP, PNG or JPEG image"):
             decode_image(content)
 
@@ -77,11 +79,17 @@ BOMB = zlib.compress(bytes(50 << 20))
         (png(16, 16, chunk(b"iTXt", b"k\0\1\0\0\0" + BOMB)), "too large"),
         (png(16, 16, chunk(b"iCCP", b"k\0\0" + BOMB)), "too large"),
         (b"%!PS-Adobe-3.0 EPSF-3.0", "starts with b'%!PS-Ado'"),
-        (saved(PICTURE, format="GIF"), "starts with b'GIF89a|starts with b'GIF87a"),
-        (saved(PICTURE, format="TIFF"), "starts with"),
-        (saved(PICTURE, format="WEBP", save_all=True, append_images=[PICTURE.rotate(90)]), "anim"),
-        (saved(PICTURE, format="PNG", save_all=True, append_images=[PICTURE.rotate(9)]), "several"),
-        (saved(PICTURE, format="MPO", save_all=True, append_images=[PICTURE.rotate(9)]), "several"),
+        (encode(PICTURE, format="GIF"), "starts with b'GIF89a|starts with b'GIF87a"),
+        (encode(PICTURE, format="TIFF"), "starts with"),
+        (encode(PICTURE, format="WEBP", save_all=True, append_images=[PICTURE.rotate(90)]), "anim"),
+        (
+            encode(PICTURE, format="PNG", save_all=True, append_images=[PICTURE.rotate(9)]),
+            "several",
+        ),
+        (
+            encode(PICTURE, format="MPO", save_all=True, append_images=[PICTURE.rotate(9)]),
+            "several",
+        ),
         (b"", "it starts with b''"),
     ],
 )
@@ -99,8 +107,8 @@ def test_the_limit_is_on_pixels_and_can_be_lower():
 
 
 def test_a_jpeg_of_very_many_scans_is_refused():
-    """Each is drawn over the whole picture: a megabyte of them would take hours."""
-    content = saved(Image.new("L", (64, 64)), format="JPEG", progressive=True)
+    """Every scan is decoded over the whole picture: a megabyte of scans would take hours."""
+    content = encode(Image.new("L", (64, 64)), format="JPEG", progressive=True)
     last = content[content.rindex(b"\xff\xda") : -2]
     assert decode_image(content[:-2] + last * 20 + content[-2:]).shape == (64, 64, 3)
     with pytest.raises(ValueError, match="more than 64 scans"):
@@ -122,14 +130,14 @@ def test_your_own_pictures_are_no_picture_or_refused_as_unreadable(tmp_path):
 
 
 def deep_png(kind: int, values: list[int], key: list[int] | None = None) -> bytes:
-    """One row of 16 bits a channel, in file order."""
+    """A square PNG of 16 bits per channel; `values` is one row in file order."""
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
     width = len(values) // channels
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, width, 16, kind, 0, 0, 0))
-    given = chunk(b"tRNS", np.array(key, ">u2").tobytes()) if key else b""
+    transparency = chunk(b"tRNS", np.array(key, ">u2").tobytes()) if key else b""
     row = b"\0" + np.array(values, ">u2").tobytes()
     pixels = chunk(b"IDAT", zlib.compress(row * width))
-    return b"\x89PNG\r\n\x1a\n" + header + given + pixels + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + transparency + pixels + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize(
@@ -147,24 +155,24 @@ def test_sixteen_bits_are_scaled_to_eight_and_what_is_transparent_is_white(
     content, wanted, tmp_path
 ):
     (tmp_path / "a.png").write_bytes(content)
-    found = load_square(tmp_path / "a.png", len(wanted))
-    np.testing.assert_array_equal(found[0], np.repeat(wanted, 3).reshape(-1, 3))
+    pixels = load_square(tmp_path / "a.png", len(wanted))
+    np.testing.assert_array_equal(pixels[0], np.repeat(wanted, 3).reshape(-1, 3))
 
 
 def test_transparent_pixels_show_white_and_not_their_hidden_colour(tmp_path):
-    red, white, half = (200, 0, 0), (255, 255, 255), (228, 128, 128)
+    red, white, pink = (200, 0, 0), (255, 255, 255), (228, 128, 128)
     image = Image.new("RGBA", (2, 2), red)
     image.putalpha(Image.fromarray(np.array([[255, 0], [127, 255]], np.uint8)))
     for kind in ("PNG", "WEBP"):
         image.save(tmp_path / "a", kind, lossless=True, exact=True)
-        found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
-        assert [tuple(pixel) for pixel in found] == [red, white, half, red]
+        pixels = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+        assert [tuple(pixel) for pixel in pixels] == [red, white, pink, red]
     palette = Image.new("P", (2, 2), 0)
     palette.putpalette([*red, 0, 0, 255])
     palette.putpixel((1, 0), 1)
     palette.save(tmp_path / "a", "PNG", transparency=1)
-    found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
-    assert [tuple(pixel) for pixel in found] == [red, white, red, red]
+    pixels = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+    assert [tuple(pixel) for pixel in pixels] == [red, white, red, red]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
@@ -172,8 +180,8 @@ def test_opaque_pictures_keep_every_pixel(mode, tmp_path):
     square = PICTURE.resize((16, 16))
     square.convert(mode).save(tmp_path / "a", "JPEG" if mode == "CMYK" else "PNG")
     with Image.open(tmp_path / "a") as image:
-        wanted = np.asarray(image.convert("RGB"))
-    np.testing.assert_array_equal(load_square(tmp_path / "a", 16), wanted)
+        expected = np.asarray(image.convert("RGB"))
+    np.testing.assert_array_equal(load_square(tmp_path / "a", 16), expected)
 
 
 def grey(values: list[int], kind: type) -> Image.Image:
@@ -191,8 +199,8 @@ def test_tiff_keeps_every_pixel(mode, tmp_path):
 
 def test_a_tiff_of_sixteen_bits_is_scaled_and_an_upright_one_is_turned(tmp_path):
     grey([0, 129, 1536, 65_535], np.uint16).save(tmp_path / "a", "TIFF")
-    found = load_square(tmp_path / "a", 4)
-    np.testing.assert_array_equal(found[0], np.repeat([0, 1, 6, 255], 3).reshape(-1, 3))
+    pixels = load_square(tmp_path / "a", 4)
+    np.testing.assert_array_equal(pixels[0], np.repeat([0, 1, 6, 255], 3).reshape(-1, 3))
     square = PICTURE.resize((16, 16))
     square.save(tmp_path / "a", "TIFF", exif={0x0112: 3})  # upside down
     np.testing.assert_array_equal(load_square(tmp_path / "a", 16), np.asarray(square)[::-1, ::-1])
@@ -203,14 +211,14 @@ def test_of_a_gif_the_first_frame_is_read_and_what_is_transparent_is_white(tmp_p
     first.putpalette([200, 0, 0, 0, 0, 255])
     first.putpixel((1, 0), 1)
     first.save(tmp_path / "a", "GIF", save_all=True, append_images=[Image.new("P", (2, 2), 1)])
-    found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
-    assert found == [[200, 0, 0], [0, 0, 255], [200, 0, 0], [200, 0, 0]]
+    pixels = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+    assert pixels == [[200, 0, 0], [0, 0, 255], [200, 0, 0], [200, 0, 0]]
     first.save(tmp_path / "a", "GIF", transparency=1)
     assert load_square(tmp_path / "a", 2).reshape(4, 3).tolist()[1] == [255, 255, 255]
 
 
 def tiled_tiff(side: int, tile: int) -> bytes:
-    """One tile of so many pixels a side, with a picture in its corner and no data."""
+    """A TIFF of `side` pixels in one larger tile of `tile` pixels, without data."""
     rows = [(256, side), (257, side), (258, 8), (259, 1), (262, 1), (277, 1), (322, tile)]
     rows += [(323, tile), (324, 300), (325, 9)]
     tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in rows)
@@ -220,19 +228,19 @@ def tiled_tiff(side: int, tile: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (saved(grey([0.5, 2.0], np.float32), format="TIFF"), "pixels of mode F; save it with 8"),
-        (saved(grey([7, 70_000], np.int32), format="TIFF"), "pixels of mode I; save it with 8 or"),
+        (encode(grey([0.5, 2.0], np.float32), format="TIFF"), "pixels of mode F; save it with 8"),
+        (encode(grey([7, 70_000], np.int32), format="TIFF"), "pixels of mode I; save it with 8 or"),
         (
-            saved(PICTURE, format="TIFF", save_all=True, append_images=[PICTURE]),
+            encode(PICTURE, format="TIFF", save_all=True, append_images=[PICTURE]),
             "it is animated or has several pages; save one of them",
         ),
         (
-            saved(grey([7, 9], np.uint16), format="TIFF", tiffinfo={262: 0}),
+            encode(grey([7, 9], np.uint16), format="TIFF", tiffinfo={262: 0}),
             "16 bits where 0 is white; save it with 0 as black",
         ),
-        (saved(PICTURE, format="TIFF")[:300], "."),
-        (saved(PICTURE, format="GIF")[:30], "."),
-        (saved(PICTURE, format="BMP")[:90], "truncated"),
+        (encode(PICTURE, format="TIFF")[:300], "."),
+        (encode(PICTURE, format="GIF")[:30], "."),
+        (encode(PICTURE, format="BMP")[:90], "truncated"),
         (b"BM" + bytes(60), "."),
         (b"II*\0", "."),
         (b"II+\0", "it is BigTIFF, no PNG, JPEG"),

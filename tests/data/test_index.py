@@ -1,4 +1,4 @@
-"""Indices: one line a shard, read back whole or refused, numbered and never written over."""
+"""Indices: one line per shard, read completely or rejected, numbered and never overwritten."""
 
 import pytest
 from semix.data.formats import ShardEntry
@@ -16,7 +16,7 @@ from semix.data.store import Store
 from tests.data.whole_roots import commit_record
 from tests.handmade import PLAN_DIGEST
 
-PARTS = 2500  # shards, which are parsed a thousand at a time
+MANY = 2500  # shards; lines are parsed a thousand at a time
 
 
 def entry(shard: int, **changes) -> ShardEntry:
@@ -45,43 +45,47 @@ def test_all_that_an_entry_says_comes_back():
     ]
     content = index_text(PLAN_DIGEST, ShardRows.of(entries))
     assert content.count(b"\n") == 2 + len(entries)
-    plan, found = read_index(content)
-    assert (plan, list(found)) == (PLAN_DIGEST, entries)
-    assert index_text(plan, found) == content
+    plan, result = read_index(content)
+    assert (plan, list(result)) == (PLAN_DIGEST, entries)
+    assert index_text(plan, result) == content
     assert read_index(text())[1].numbers.tolist() == []
 
 
 def test_rows_ascend_and_are_found_by_number():
-    found = rows(7, 3, 12, 5)
-    assert found.numbers.tolist() == [3, 5, 7, 12]
-    assert (found.find(5), found.find(6), found.find(13)) == (entry(5), None, None)
-    assert found.between(5, 12).numbers.tolist() == [5, 7]
-    twice = ShardRows.of([entry(5), entry(3), entry(5, attempt=2)])
-    assert (twice.numbers.tolist(), twice.find(5).attempt) == ([3, 5], 2)
+    ordered = rows(7, 3, 12, 5)
+    assert ordered.numbers.tolist() == [3, 5, 7, 12]
+    assert (ordered.find(5), ordered.find(6), ordered.find(13)) == (entry(5), None, None)
+    assert ordered.between(5, 12).numbers.tolist() == [5, 7]
+    deduplicated = ShardRows.of([entry(5), entry(3), entry(5, attempt=2)])
+    assert (deduplicated.numbers.tolist(), deduplicated.find(5).attempt) == ([3, 5], 2)
 
 
 def test_the_digest_is_of_what_is_pinned_not_of_when_it_was_made():
     later = {"worker": "b", "wall_seconds": 9.0, "seconds": {}, "attempt": 2, "discards": 1}
-    made = [ShardRows.of([entry(3), entry(5, **changes)]) for changes in ({}, later)]
-    assert made[0].digest == made[1].digest
-    assert index_text(PLAN_DIGEST, made[0]) != index_text(PLAN_DIGEST, made[1])
-    others = [rows(3), rows(5), rows(3, 6)]
-    for part in ("sha256", "features_sha256"):
-        others.append(ShardRows(rows(3, 5).array.copy()))
-        others[-1].array[part][1] = b"0" * 64
-    assert len({made[0].digest, *(other.digest for other in others)}) == 6
+    same_content = [ShardRows.of([entry(3), entry(5, **changes)]) for changes in ({}, later)]
+    assert same_content[0].digest == same_content[1].digest
+    assert index_text(PLAN_DIGEST, same_content[0]) != index_text(PLAN_DIGEST, same_content[1])
+    different = [rows(3), rows(5), rows(3, 6)]
+    for column in ("sha256", "features_sha256"):
+        different.append(ShardRows(rows(3, 5).array.copy()))
+        different[-1].array[column][1] = b"0" * 64
+    assert len({same_content[0].digest, *(rows_read.digest for rows_read in different)}) == 6
 
 
 def test_an_index_larger_than_what_is_parsed_at_a_time():
-    content = text(*range(PARTS))
-    assert read_index(content)[1].numbers.tolist() == list(range(PARTS))
+    content = text(*range(MANY))
+    assert read_index(content)[1].numbers.tolist() == list(range(MANY))
     lines = content.split(b"\n")
-    for at in (1, 1000, 1001, PARTS):
-        damaged = [*lines[:at], lines[at][:-20] + lines[at][-19:], *lines[at + 1 :]]
+    for line_number in (1, 1000, 1001, MANY):
+        damaged = [
+            *lines[:line_number],
+            lines[line_number][:-20] + lines[line_number][-19:],
+            *lines[line_number + 1 :],
+        ]
         with pytest.raises(ValueError, match=r"^index: "):
             read_index(b"\n".join(damaged))
         with pytest.raises(ValueError, match=r"^index: shards do not ascend"):
-            read_index(b"\n".join([*lines[:at], lines[1], *lines[at:]]))
+            read_index(b"\n".join([*lines[:line_number], lines[1], *lines[line_number:]]))
 
 
 def test_an_index_cut_anywhere_is_damaged_not_short():
@@ -126,8 +130,8 @@ def test_the_newest_that_can_be_read_is_taken(store, caplog):
     store.put("index/1.json", b"{")
     store.put("index/2.json", index_text("e" * 64, rows(5)))
     store.put("index/notes.json", b"of a person")
-    found = newest_index(store, PLAN_DIGEST)
-    assert (found.name, found.shards()) == ("index/0.json", [entry(0), entry(2)])
+    newest = newest_index(store, PLAN_DIGEST)
+    assert (newest.name, newest.shards()) == ("index/0.json", [entry(0), entry(2)])
     assert "index/1.json: index: " in caplog.text
     assert "index/2.json: belongs to another plan; its records are read instead" in caplog.text
     with pytest.raises(ValueError, match=r"^index/2\.json: belongs to another plan"):

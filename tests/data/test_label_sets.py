@@ -1,4 +1,4 @@
-"""Further labels over a root's images: what counts, what is read back, what is refused."""
+"""Label sets, further labels of a root's images: commit, read, reject, count as missing."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -120,8 +120,8 @@ def test_images_made_again_lose_their_labels_until_they_are_labelled_again(root)
     root.discard(1)
     assert labels.missing() == []  # there are no images to label
     assert labels.done() == [0, 2]
-    other = tar_of(sample(2), sample(3, seed=7))
-    put_shard(root.store, 1, other, first=2, groups=GROUPS, count=2, discards=1)
+    tar = tar_of(sample(2), sample(3, seed=7))
+    put_shard(root.store, 1, tar, first=2, groups=GROUPS, count=2, discards=1)
     assert labels.missing() == [1]
     with pytest.raises(ValueError, match=r"0000001\.json: these labels are of other images"):
         labels.labels(1)
@@ -144,25 +144,25 @@ def test_images_made_again_lose_their_labels_until_they_are_labelled_again(root)
 def test_damaged_labels_count_as_missing_and_are_made_again(root, damage, problem):
     labels = new_set(root)
     commit_labels(labels, 0)
-    good = root.store.get(labels.name(0))
-    bad = damage(good)
-    assert bad != good
-    root.store.put(labels.name(0), bad)
-    fresh = LabelSet(root, labels.digest)
-    assert fresh.missing() == [0, 1, 2]
+    valid = root.store.get(labels.name(0))
+    damaged = damage(valid)
+    assert damaged != valid
+    root.store.put(labels.name(0), damaged)
+    reopened = LabelSet(root, labels.digest)
+    assert reopened.missing() == [0, 1, 2]
     with pytest.raises(ValueError, match=rf"0000000\.json: .*({problem})"):
-        fresh.labels(0)
-    assert commit_labels(fresh, 0)
-    assert root.store.get(labels.name(0)) == good
+        reopened.labels(0)
+    assert commit_labels(reopened, 0)
+    assert root.store.get(labels.name(0)) == valid
 
 
 def test_labels_of_another_set_or_shard_do_not_count(root):
-    labels, other = new_set(root), new_set(root, scale=2.3)
+    labels, other_set = new_set(root), new_set(root, scale=2.3)
     commit_labels(labels, 0)
     root.store.put(labels.name(1), root.store.get(labels.name(0)))
-    root.store.put(other.name(0), root.store.get(labels.name(0)))
+    root.store.put(other_set.name(0), root.store.get(labels.name(0)))
     assert labels.missing() == [1, 2]
-    assert other.missing() == [0, 1, 2]
+    assert other_set.missing() == [0, 1, 2]
     with pytest.raises(ValueError, match="shard 2 has no labels of this set"):
         labels.labels(2)
 
@@ -223,18 +223,18 @@ def test_progress_counts_the_images_that_are_there(root):
     labels = new_set(root)
     commit_labels(labels, 0)
     root.discard(2)
-    found = labels.progress()
-    assert (found.shards, found.done, found.groups, found.groups_done) == (2, 1, 4, 2)
-    assert (found.images, found.images_done) == (8, 4)
+    progress = labels.progress()
+    assert (progress.shards, progress.done, progress.groups, progress.groups_done) == (2, 1, 4, 2)
+    assert (progress.images, progress.images_done) == (8, 4)
     assert labels.status()["done"] == 1
 
 
 def test_writers_at_once_lose_nothing(root):
     labels = new_set(root)
-    sets = [LabelSet(Root(root.url), labels.digest) for _ in range(4)]
-    work = [(a_set, shard) for shard in range(SHARDS) for a_set in sets]
+    writers = [LabelSet(Root(root.url), labels.digest) for _ in range(4)]
+    commits = [(writer, shard) for shard in range(SHARDS) for writer in writers]
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(lambda item: commit_labels(*item), work))
+        won = list(pool.map(lambda item: commit_labels(*item), commits))
     assert sum(won) == SHARDS
     assert labels.missing() == []
 
@@ -243,11 +243,11 @@ def test_other_labels_replace_every_part_that_is_a_label():
     agreement = EncoderAgreement(weights=[0.5, 0.5], difference=[0.0, 0.0])
     coordinates = [[0.5, 0.5], [1.0, 0.0]]
     changes = {"agreement": agreement, "coordinates": coordinates}
-    old = sample(1).record.model_copy(update=changes)
+    before = sample(1).record.model_copy(update=changes)
     new = labels_of(1, 0.25)
-    found = old.with_labels(new)
-    assert (found.weights, found.labels) == (new.weights, new.labels)
-    assert (found.agreement, found.coordinates) == (None, None)
-    assert found.with_labels(old) == old
+    relabelled = before.with_labels(new)
+    assert (relabelled.weights, relabelled.labels) == (new.weights, new.labels)
+    assert (relabelled.agreement, relabelled.coordinates) == (None, None)
+    assert relabelled.with_labels(before) == before
     with pytest.raises(ValueError, match="weights has 1 entries, not 2"):
-        old.with_labels(SeriesLabels(group=1, weights=[0.5], labels=new.labels[:1]))
+        before.with_labels(SeriesLabels(group=1, weights=[0.5], labels=new.labels[:1]))

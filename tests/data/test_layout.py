@@ -1,4 +1,4 @@
-"""Which groups are in which shard, what is added behind the last; shard numbers as typed."""
+"""Which series are in which shard, extensions after the last shard; ranges of shard numbers."""
 
 import json
 
@@ -12,25 +12,25 @@ from tests.data.whole_roots import empty_root
 from tests.handmade import PLAN_DIGEST
 
 
-def added(groups_per_pair: int, before, pairs: int = 5):
+def extension(groups_per_pair: int, before, pairs: int = 5):
     return next_extension(PLAN_DIGEST, before, groups_per_pair, pairs)
 
 
 def test_shards_of_a_plan_cover_its_groups_once():
-    whole = layout(10, 4)
-    assert [list(whole.groups_of(shard)) for shard in range(3)] == [
+    complete = layout(10, 4)
+    assert [list(complete.groups_of(shard)) for shard in range(3)] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
         [8, 9],
     ]
-    assert [whole.shard_of(group) for group in range(10)] == [0] * 4 + [1] * 4 + [2] * 2
+    assert [complete.shard_of(group) for group in range(10)] == [0] * 4 + [1] * 4 + [2] * 2
 
 
 def test_what_is_added_lies_behind_and_moves_nothing():
     base = layout(10, 4)
-    first = added(3, base)  # 15 groups
+    first = extension(3, base)  # 15 groups
     once = layout(10, 4, [first])
-    twice = layout(10, 4, [first, added(4, once)])
+    twice = layout(10, 4, [first, extension(4, once)])
     assert (twice.num_groups, twice.num_shards) == (20, 7)
     assert [list(twice.groups_of(shard)) for shard in range(7)] == [
         [0, 1, 2, 3],
@@ -46,11 +46,11 @@ def test_what_is_added_lies_behind_and_moves_nothing():
 
 @pytest.mark.parametrize("number", [-1, 20])
 def test_out_of_range_is_an_error(number):
-    whole = layout(20, 4)
+    complete = layout(20, 4)
     with pytest.raises(IndexError, match=f"group {number}: the plan has 20"):
-        whole.shard_of(number)
+        complete.shard_of(number)
     with pytest.raises(IndexError, match="shard 5: the plan has 5"):
-        whole.groups_of(5)
+        complete.groups_of(5)
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def root(tmp_path):
 
 
 def test_only_one_of_two_that_extend_at_once_succeeds(root):
-    assert write_extension(root.store, 1, added(2, root.layout, 6))
-    assert not write_extension(root.store, 1, added(3, root.layout, 6))
+    assert write_extension(root.store, 1, extension(2, root.layout, 6))
+    assert not write_extension(root.store, 1, extension(3, root.layout, 6))
     assert Root(root.url).plan.num_groups == 12
     assert Root(root.url).extensions[0].groups_per_pair == 2
 
@@ -78,16 +78,16 @@ def test_only_one_of_two_that_extend_at_once_succeeds(root):
     ],
 )
 def test_an_extension_that_does_not_fit_is_refused(root, change, reason):
-    values = json.loads(added(2, root.layout, 6).written()) | change
+    values = json.loads(extension(2, root.layout, 6).written()) | change
     root.store.create("extensions/1.json", json.dumps(values).encode())
     with pytest.raises(InputError, match=rf"extensions/1\.json = damaged: {reason}"):
         Root(root.url)
 
 
 def test_a_lost_extension_is_named(root):
-    first = added(2, root.layout, 6)
+    first = extension(2, root.layout, 6)
     write_extension(root.store, 1, first)
-    second = added(3, Root(root.url).layout, 6)
+    second = extension(3, Root(root.url).layout, 6)
     write_extension(root.store, 2, second)
     assert read_extensions(root.store, root.written) == [first, second]
     root.store.delete("extensions/1.json")

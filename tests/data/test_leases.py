@@ -1,4 +1,4 @@
-"""Leases: who holds what, for how long, by the store's clock."""
+"""Leases: which process holds a shard, and for how long by the store's clock."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def other(store):
+def other_process(store):
     """Another process that holds shard 1."""
     script = (
         "import sys\nfrom semix.data.leases import claim\nfrom semix.data.store import Store\n"
@@ -38,20 +38,20 @@ def other(store):
         process.kill()
 
 
-def aged(store, seconds: float, *, name: str = NAME) -> None:
-    """Last renewed so long ago, by the store's clock."""
+def make_old(store, seconds: float, *, name: str = NAME) -> None:
+    """Make a lease's last renewal `seconds` old, by the store's clock."""
     when = time.time() - seconds
     os.utime(f"{store.url}/{name}", (when, when))
 
 
 @pytest.mark.process
-def test_a_lease_holds_while_its_process_lives(store, other):
+def test_a_lease_holds_while_its_process_lives(store, other_process):
     assert not claim(store, 1)
     assert claim(store, 2)
     assert claim(store, 2)  # our own
     assert living(store) == {NAME, "leases/0000002.json"}
-    other.kill()
-    other.wait()
+    other_process.kill()
+    other_process.wait()
     assert list(forgotten(store)) == [NAME]
     assert claim(store, 1)
     release(store, 1)
@@ -66,9 +66,9 @@ def test_work_by_name(store):
 def test_a_lease_of_another_machine_is_believed_until_its_worker_counts_as_hung(store):
     store.create(NAME, ELSEWHERE)
     assert not claim(store, 1)
-    aged(store, TIME_TO_LIVE - 60)
+    make_old(store, TIME_TO_LIVE - 60)
     assert not claim(store, 1)
-    aged(store, TIME_TO_LIVE + 60)
+    make_old(store, TIME_TO_LIVE + 60)
     assert claim(store, 1)
 
 
@@ -84,13 +84,13 @@ def test_a_wrong_clock_of_this_machine_neither_steals_nor_blocks(store, monkeypa
 
 def test_a_store_whose_clock_was_set_back_blocks_no_longer_than_others(store):
     store.create(NAME, ELSEWHERE)
-    aged(store, -TIME_TO_LIVE - 60)  # from the future
+    make_old(store, -TIME_TO_LIVE - 60)  # from the future
     assert claim(store, 1)
 
 
 def test_renewing_keeps_a_lease_alive(store):
     assert claim(store, 1)
-    aged(store, TIME_TO_LIVE + 60)
+    make_old(store, TIME_TO_LIVE + 60)
     assert list(forgotten(store)) == [NAME]
     renew(store, 1)
     assert living(store) == {NAME}
@@ -98,16 +98,16 @@ def test_renewing_keeps_a_lease_alive(store):
 
 def test_beats_renew_what_is_held_and_that_of_the_work_around_it(store, monkeypatch):
     monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
-    heard = []
-    outer = LeaseHeartbeat(store, lambda: heard.append(1))
+    outer_beats = []
+    outer = LeaseHeartbeat(store, lambda: outer_beats.append(1))
     inner = LeaseHeartbeat(store, outer)
     names = {"leases/part.json", "leases/shard.json"}
-    for work in ("part", "shard"):
-        assert claim(store, work)
+    for name_of_lease in ("part", "shard"):
+        assert claim(store, name_of_lease)
 
     def renewed() -> set[str]:
         for name in names:
-            aged(store, TIME_TO_LIVE + 60, name=name)
+            make_old(store, TIME_TO_LIVE + 60, name=name)
         inner()
         return living(store)
 
@@ -116,44 +116,44 @@ def test_beats_renew_what_is_held_and_that_of_the_work_around_it(store, monkeypa
             assert renewed() == names
         assert renewed() == {"leases/shard.json"}
     assert renewed() == set()
-    assert len(heard) == 3
+    assert len(outer_beats) == 3
 
 
 def test_what_another_thread_let_go_meanwhile_is_not_renewed_after_that(store, monkeypatch):
     monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
-    renewing, put, held = LeaseHeartbeat(store), Store.put, ExitStack()
+    heartbeat, original_put, stack = LeaseHeartbeat(store), Store.put, ExitStack()
     threads = []
 
     def let_go() -> None:
-        held.close()
+        stack.close()
         release(store, 1)
 
     def put_while_it_is_let_go(self, name, content):
         threads.append(Thread(target=let_go))
         threads[0].start()
-        threads[0].join(0.2)  # as far as it comes
-        put(self, name, content)
+        threads[0].join(0.2)  # it must wait for the renewal
+        original_put(self, name, content)
 
     assert claim(store, 1)
-    held.enter_context(renewing.holding(1))
+    stack.enter_context(heartbeat.holding(1))
     monkeypatch.setattr(Store, "put", put_while_it_is_let_go)
-    renewing()
+    heartbeat()
     threads[0].join()
     assert store.list("leases") == []
 
 
 def test_leases_are_renewed_now_and_then_only(store):
-    renewing = LeaseHeartbeat(store)
+    heartbeat = LeaseHeartbeat(store)
     assert claim(store, 1)
-    with renewing.holding(1):
-        aged(store, TIME_TO_LIVE + 60)
-        renewing()
-    assert list(forgotten(store)) == [NAME]  # not each beat is a write
+    with heartbeat.holding(1):
+        make_old(store, TIME_TO_LIVE + 60)
+        heartbeat()
+    assert list(forgotten(store)) == [NAME]  # a heartbeat does not always write
 
 
 @pytest.mark.process
-def test_a_number_that_went_to_another_process_does_not_hold_for_ever(store, other):
-    aged(store, TIME_TO_LIVE + 60)
+def test_a_number_that_went_to_another_process_does_not_hold_for_ever(store, other_process):
+    make_old(store, TIME_TO_LIVE + 60)
     assert claim(store, 1)
 
 
@@ -177,7 +177,7 @@ def test_a_note_that_cannot_be_read_holds_nothing(store, content):
 
 @pytest.mark.process
 def test_a_process_whose_number_means_nothing_to_us_is_believed(store, in_a_container):
-    """It has our host's name, and numbers of processes that are not ours."""
+    """A container with our host's name has process numbers of its own."""
     assert claim(store, 1)
     script = (
         "import sys\nfrom semix.data.leases import claim, forgotten\n"
@@ -185,7 +185,7 @@ def test_a_process_whose_number_means_nothing_to_us_is_believed(store, in_a_cont
         "print(claim(store, 1), list(forgotten(store)))"
     )
     assert in_a_container(script, store.url) == "False []\n"
-    aged(store, TIME_TO_LIVE + 60)
+    make_old(store, TIME_TO_LIVE + 60)
     assert in_a_container(script, store.url) == "True []\n"
 
 
@@ -193,5 +193,5 @@ def test_a_note_from_before_this_machine_started_anew_is_believed_for_a_while(st
     for host in (socket.gethostname(), f"{socket.gethostname()}-0123456789ab"):
         store.put(NAME, json.dumps({"host": host, "pid": 2**22 + 1}).encode())
         assert not claim(store, 1)
-        aged(store, TIME_TO_LIVE + 60)
+        make_old(store, TIME_TO_LIVE + 60)
         assert claim(store, 1)

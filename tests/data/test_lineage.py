@@ -1,12 +1,12 @@
-"""Where shards come from."""
+"""Lineage: which shards a build made, and which shards, plan and models a run read."""
 
 from semix.data.lineage import in_words, made_now, read_shards, source
 from semix.data.pinned import PinnedRoot
 
 
 def test_what_a_build_made_and_what_it_found():
-    found = made_now(before={0, 1, 4}, after=[0, 1, 2, 3, 4])
-    assert found == {"made": "2-3", "reused": "0-1,4"}
+    shards = made_now(before={0, 1, 4}, after=[0, 1, 2, 3, 4])
+    assert shards == {"made": "2-3", "reused": "0-1,4"}
     assert made_now([], []) == {"made": "", "reused": ""}
 
 
@@ -14,23 +14,23 @@ def test_every_shard_of_an_index_is_listed_with_its_hash(root):
 
     index = root.write_index()
     pinned = PinnedRoot(root, index=index)
-    found = read_shards(root.plan, pinned.shards, url=root.url, index=index)
+    lineage = read_shards(root.plan, pinned.shards, url=root.url, index=index)
     entries = list(root.entries())
-    assert found["shards"] == [(entry.shard, entry.sha256) for entry in entries]
-    assert sum(found["prototypes"].values()) == len(entries)
-    assert (found["plan"], found["index"]) == (root.plan.digest, index)
+    assert lineage["shards"] == [(entry.shard, entry.sha256) for entry in entries]
+    assert sum(lineage["prototypes"].values()) == len(entries)
+    assert (lineage["plan"], lineage["index"]) == (root.plan.digest, index)
 
 
 def test_a_source_in_words_names_plan_and_models(root):
     plan = root.plan
-    other = plan.model_copy(
+    baked = plan.model_copy(
         update={
             "models": {"generator": {"model": "sd", "files": {"a": "1"}}},
             "baked_from": {"plan": "f" * 64, "labels": "0"},
         }
     )
-    text = in_words(source(other))
+    text = in_words(source(baked))
     assert text.startswith(f"plan {plan.digest[:12]}; generator sd ")
     assert text.endswith(f"; baked from {'f' * 12}")
-    changed = other.model_copy(update={"models": {"generator": {"model": "sd", "files": {}}}})
+    changed = baked.model_copy(update={"models": {"generator": {"model": "sd", "files": {}}}})
     assert in_words(source(changed)) != text

@@ -32,21 +32,21 @@ def test_it_begins_with_the_hosts_name(monkeypatch):
 
 @pytest.mark.process
 def test_a_container_with_its_hosts_name_is_another_machine(in_a_container):
-    found = in_a_container(f"import socket; print(socket.gethostname()); {SCRIPT}").split()
-    assert found[0] == socket.gethostname()
-    assert found[1] != machine()
+    output = in_a_container(f"import socket; print(socket.gethostname()); {SCRIPT}").split()
+    assert output[0] == socket.gethostname()
+    assert output[1] != machine()
 
 
 def lay_out(root: Path, groups: str, **files: str | int) -> tuple[Path, Path]:
-    """A tree of control groups, where `a__b` is the file b of folder a; and what names ours."""
-    for place, content in files.items():
-        *folders, name = place.split("__")
+    """A tree of control groups, `a__b` being file b of folder a; and the file with our groups."""
+    for name_of_file, content in files.items():
+        *folders, name = name_of_file.split("__")
         path = root.joinpath(*folders, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content}\n")
-    own = root.parent / "own"
-    own.write_text(groups)
-    return root, own
+    own_groups = root.parent / "own"
+    own_groups.write_text(groups)
+    return root, own_groups
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_files_that_were_only_read_give_way(root):
 
 
 def test_version_1_has_a_tree_for_each_controller(root):
-    """As within a container: the path is the machine's, and its root is our own group."""
+    """Within a container the path is that of the machine, and the tree's root is our own group."""
     groups = "9:cpu,cpuacct:/docker/f00\n4:memory:/docker/f00\n1:name=systemd:/docker/f00\n"
     files = {
         "memory__memory.limit_in_bytes": 4 * GB,
@@ -113,8 +113,8 @@ def test_this_machine_can_be_asked():
 
 
 def precisions() -> list[str]:
-    places = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    return [place.fp32_precision for place in places]
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    return [setting.fp32_precision for setting in settings]
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])

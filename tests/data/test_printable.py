@@ -55,9 +55,9 @@ def test_what_a_process_prints_is_one_message(capsys):
         raise ValueError("bad\x1b[2J")
     except ValueError:
         print_traceback()
-    shown = capsys.readouterr()
-    assert shown.out == "one\n  two\\u0007\n"
-    assert shown.err.startswith("Traceback") and shown.err.endswith("ValueError: bad\\u001b[2J\n")
+    output = capsys.readouterr()
+    assert output.out == "one\n  two\\u0007\n"
+    assert output.err.startswith("Traceback") and output.err.endswith("ValueError: bad\\u001b[2J\n")
 
 
 @pytest.mark.parametrize(

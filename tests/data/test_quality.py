@@ -31,8 +31,8 @@ def test_spearman_by_hand():
             [0.5, 0.5, 0.5, 0.5],  # follows nothing
         ]
     )
-    got = spearman(FOUR.expand(4, 4), weights)
-    torch.testing.assert_close(got, torch.tensor([1.0, -1.0, 0.8, 0.0], dtype=torch.float64))
+    result = spearman(FOUR.expand(4, 4), weights)
+    torch.testing.assert_close(result, torch.tensor([1.0, -1.0, 0.8, 0.0], dtype=torch.float64))
 
 
 def test_spearman_equals_scipy_with_ties():
@@ -47,36 +47,38 @@ def test_spearman_equals_scipy_with_ties():
 
 def test_series_quality_by_hand():
     weights = torch.tensor([[0.0, 0.2, 0.6, 1.0], [0.0, 0.6, 0.5, 1.0], [1.0, 0.9, 0.1, 0.0]])
-    got = series_quality(FOUR.expand(3, 4), weights)
-    assert got.series == 3
-    assert got.median == pytest.approx(0.8)
-    assert got.mean == pytest.approx((1 + 0.8 - 1) / 3)
-    assert got.not_monotone == pytest.approx(2 / 3)
-    assert got.negative == pytest.approx(1 / 3)
+    result = series_quality(FOUR.expand(3, 4), weights)
+    assert result.series == 3
+    assert result.median == pytest.approx(0.8)
+    assert result.mean == pytest.approx((1 + 0.8 - 1) / 3)
+    assert result.not_monotone == pytest.approx(2 / 3)
+    assert result.negative == pytest.approx(1 / 3)
 
 
 def test_series_quality_does_not_depend_on_the_order_of_images():
     shuffled = torch.tensor([2, 0, 3, 1])
     weights = torch.tensor([[0.0, 0.2, 0.6, 1.0]])
-    got = series_quality(FOUR[shuffled][None], weights[:, shuffled])
-    assert (got.median, got.not_monotone) == (1.0, 0.0)
+    result = series_quality(FOUR[shuffled][None], weights[:, shuffled])
+    assert (result.median, result.not_monotone) == (1.0, 0.0)
 
 
 def test_weight_curve_by_hand():
     alphas = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     weights = torch.tensor([[0.8, 0.1], [0.9, 0.0], [1.3, -0.4]])
-    got = weight_curve(alphas, weights, levels=(0.0, 0.5, 1.0))
-    torch.testing.assert_close(got.alphas, torch.tensor([0.0, 1.0]))
-    torch.testing.assert_close(got.mean, torch.tensor([-0.1, 1.0]))
-    torch.testing.assert_close(got.quantiles, torch.tensor([[-0.4, 0.8], [0.0, 0.9], [0.1, 1.3]]))
+    result = weight_curve(alphas, weights, levels=(0.0, 0.5, 1.0))
+    torch.testing.assert_close(result.alphas, torch.tensor([0.0, 1.0]))
+    torch.testing.assert_close(result.mean, torch.tensor([-0.1, 1.0]))
+    torch.testing.assert_close(
+        result.quantiles, torch.tensor([[-0.4, 0.8], [0.0, 0.9], [0.1, 1.3]])
+    )
 
 
 def test_series_with_alphas_of_their_own_are_read_off_at_common_ones():
     alphas = torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.8, 1.0]])
     weights = torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.4, 1.0]])  # the second bends at 0.8
-    got = weight_curve(alphas, weights, levels=(0.0, 1.0))
-    torch.testing.assert_close(got.alphas, torch.tensor([0.0, 0.5, 1.0]))
-    torch.testing.assert_close(got.mean, torch.tensor([0.0, 0.375, 1.0]))
+    result = weight_curve(alphas, weights, levels=(0.0, 1.0))
+    torch.testing.assert_close(result.alphas, torch.tensor([0.0, 0.5, 1.0]))
+    torch.testing.assert_close(result.mean, torch.tensor([0.0, 0.375, 1.0]))
 
 
 def test_end_points_carry_the_class_they_were_made_for():
@@ -89,8 +91,8 @@ def test_end_points_carry_the_class_they_were_made_for():
 
 
 def test_endpoint_agreement_by_hand():
-    got = endpoint_agreement(torch.tensor([7, 3, 1, 1]), torch.tensor([7, 3, 1, 2]))
-    assert got == {"agreed": 3, "images": 4, "share": 0.75}
+    result = endpoint_agreement(torch.tensor([7, 3, 1, 1]), torch.tensor([7, 3, 1, 2]))
+    assert result == {"agreed": 3, "images": 4, "share": 0.75}
 
 
 def test_diversity_by_hand():
@@ -118,8 +120,8 @@ def test_label_gap_by_hand():
 
 def test_mixture_labels_by_hand():
     mixtures = torch.tensor([[[0.25, 0.75], [1.0, 0.0]]])
-    got = mixture_labels(mixtures, torch.tensor([[2, 0]]), 3)
-    torch.testing.assert_close(got, torch.tensor([[[0.75, 0.0, 0.25], [0.0, 0.0, 1.0]]]))
+    result = mixture_labels(mixtures, torch.tensor([[2, 0]]), 3)
+    torch.testing.assert_close(result, torch.tensor([[[0.75, 0.0, 0.25], [0.0, 0.0, 1.0]]]))
 
 
 @pytest.mark.parametrize(
@@ -140,10 +142,10 @@ def test_wrong_input_is_named(call, message):
 def test_unmixed_images_are_compared_with_all_classes_and_with_their_own():
     record = handmade.series_of(handmade.record(0, 3))  # cat and dog, alphas 0, 0.5, 1
     features = torch.tensor([[0.1, 0.9], [0.5, 0.5], [0.7, 0.5]])
-    found = read_end_points(record.mixtures, record.classes, features, PROTOTYPES)
-    assert found.intended.tolist() == [1, -1, 0]
-    assert found.nearest.tolist() == [1, -1, 2]
-    assert found.of_series.tolist() == [1, -1, 0]
+    end_points_read = read_end_points(record.mixtures, record.classes, features, PROTOTYPES)
+    assert end_points_read.intended.tolist() == [1, -1, 0]
+    assert end_points_read.nearest.tolist() == [1, -1, 2]
+    assert end_points_read.of_series.tolist() == [1, -1, 0]
 
 
 def test_a_simplex_has_an_end_point_for_each_class():
@@ -151,17 +153,19 @@ def test_a_simplex_has_an_end_point_for_each_class():
     record = handmade.series_of(
         handmade.record(0, 4, classes=[2, 0, 1], names=list("abc"), mixture=mixture)
     )
-    found = read_end_points(record.mixtures, record.classes, PROTOTYPES[[2, 2, 1, 1]], PROTOTYPES)
-    assert found.intended.tolist() == [2, -1, 1, 0]
-    assert found.nearest.tolist() == found.of_series.tolist() == [2, -1, 1, 1]
+    end_points_read = read_end_points(
+        record.mixtures, record.classes, PROTOTYPES[[2, 2, 1, 1]], PROTOTYPES
+    )
+    assert end_points_read.intended.tolist() == [2, -1, 1, 0]
+    assert end_points_read.nearest.tolist() == end_points_read.of_series.tolist() == [2, -1, 1, 1]
 
 
 def test_features_that_are_no_numbers_are_near_nothing():
     record = handmade.series_of(handmade.record(0, 2))
     features = torch.tensor([[0.0, torch.nan], [torch.inf, 0.0]])
-    found = read_end_points(record.mixtures, record.classes, features, PROTOTYPES)
-    assert found.intended.tolist() == [1, 0]
-    assert found.nearest.tolist() == found.of_series.tolist() == [-1, -1]
+    end_points_read = read_end_points(record.mixtures, record.classes, features, PROTOTYPES)
+    assert end_points_read.intended.tolist() == [1, 0]
+    assert end_points_read.nearest.tolist() == end_points_read.of_series.tolist() == [-1, -1]
 
 
 def test_sharpening_by_hand():

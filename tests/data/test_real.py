@@ -1,4 +1,4 @@
-"""Real datasets: digits, image folders, what is left out of them, images that splits share."""
+"""Real datasets: digits, image folders, images left out of them, images that splits share."""
 
 import errno
 import io
@@ -30,10 +30,10 @@ def test_digits_split_is_stratified_disjoint_and_fixed():
     assert real.class_names[8] == "eight"
     images = real.train.images([0, 299])
     assert (images.shape, images.dtype) == ((2, 32, 32, 3), np.uint8)
-    seen = [
+    seen_images = [
         image.tobytes() for s in (real.train, real.validation, real.test) for image in s.images()
     ]
-    assert len(set(seen)) == 1797
+    assert len(set(seen_images)) == 1797
     assert real.train.digest == load_real(RealDataConfig(name="digits")).train.digest
     assert real.train.digest != load_real(RealDataConfig(name="digits", split_seed=1)).train.digest
 
@@ -41,8 +41,8 @@ def test_digits_split_is_stratified_disjoint_and_fixed():
 def test_a_larger_training_set_contains_the_smaller():
     small = load_real(RealDataConfig(name="digits", train_per_class=10))
     large = load_real(RealDataConfig(name="digits", train_per_class=20))
-    seen = {image.tobytes() for image in large.train.images()}
-    assert all(image.tobytes() in seen for image in small.train.images())
+    seen_images = {image.tobytes() for image in large.train.images()}
+    assert all(image.tobytes() in seen_images for image in small.train.images())
 
 
 def test_imagefolder_splits_by_itself(tmp_path):
@@ -127,20 +127,20 @@ def test_folders_named_as_splits_are_no_classes(tmp_path, folders, told):
         load_real(RealDataConfig(name="imagefolder", path=str(tmp_path)))
 
 
-def saved(kind, *more):
+def encode(kind, *more):
     buffer = io.BytesIO()
     Image.new("RGB", (99, 99)).save(buffer, kind, save_all=bool(more), append_images=more)
     return buffer.getvalue()
 
 
 BAD = {
-    "cut.jpg": (saved("JPEG")[:-60], "image file is truncated"),
+    "cut.jpg": (encode("JPEG")[:-60], "image file is truncated"),
     "empty.png": (b"", "it is empty"),
     "huge.png": (
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 13_000, 13_000),
         "13000 x 13000 pixels, at most 134217728 are decoded; save it smaller",
     ),
-    "moving.webp": (saved("WEBP", Image.new("RGB", (99, 99), "red")), "it is animated"),
+    "moving.webp": (encode("WEBP", Image.new("RGB", (99, 99), "red")), "it is animated"),
     "page.jpg": (b"\n<!DOCTYPE html>", "it is HTML or XML, no PNG, JPEG, WebP, TIFF, BMP or GIF"),
     "phone.jpg": (b"\0\0\0\x18ftypheic", "it is HEIC, no PNG, JPEG, WebP, TIFF, BMP or GIF"),
 }
@@ -157,16 +157,16 @@ def faulty(tmp_path):
 
 
 def test_a_survey_names_every_image_that_cannot_be_decoded(faulty):
-    seen = []
+    seen_images = []
     config = RealDataConfig(name="imagefolder", path=str(faulty), image_size=16)
     with pytest.raises(InputError) as caught:
-        inspect_folder(config, lambda *counts: seen.append(counts))
+        inspect_folder(config, lambda *counts: seen_images.append(counts))
     first, *lines = str(caught.value).splitlines()
     assert first.startswith(f"real.skip_bad = 0: 6 of 26 images in {faulty} cannot be decoded;")
     assert "replace or remove them" in first
     for line, (name, (_, reason)) in zip(lines, BAD.items(), strict=True):
         assert line.startswith(f"  dog/{name}: {reason}")
-    assert seen == [(done, 26) for done in range(1, 27)]
+    assert seen_images == [(done, 26) for done in range(1, 27)]
     for number in range(30):
         (faulty / "cat" / f"e{number}.png").write_bytes(b"")
     with pytest.raises(InputError) as caught:
@@ -182,9 +182,9 @@ def test_a_survey_counts_what_is_ignored(tmp_path):
         (tmp_path / "cat" / name).write_text("x")
     (tmp_path / "dog" / "more").mkdir()
     (tmp_path / "labels.csv").write_text("")
-    found = inspect_folder(RealDataConfig(name="imagefolder", path=str(tmp_path)))
-    assert (found.images, found.bad) == (9, {})
-    assert found.notes() == [
+    report = inspect_folder(RealDataConfig(name="imagefolder", path=str(tmp_path)))
+    assert (report.images, report.bad) == (9, {})
+    assert report.notes() == [
         "classes Cat and cat differ in case alone; are they one?",
         "ignored beside 9 images: 1 .db, 2 .heic, 1 files without extension, "
         "1 folders in class folders, 1 loose files; images are PNG, JPEG, WebP, TIFF, BMP or GIF "
@@ -202,9 +202,9 @@ def test_hidden_files_and_folders_are_no_pictures_and_no_classes(tmp_path):
     for name in (".DS_Store", "._00.png", ".00.png", ".x.jpg"):
         (tmp_path / "cat" / name).write_bytes(b"x")
         (tmp_path / name).write_bytes(b"x")
-    after, found = load_real(config), inspect_folder(config)
+    after, report = load_real(config), inspect_folder(config)
     assert after.class_names == ("cat", "dog") and after.train.digest == before.train.digest
-    assert (found.images, found.bad, found.ignored) == (20, {}, {})
+    assert (report.images, report.bad, report.ignored) == (20, {}, {})
 
 
 def test_a_class_without_pictures_says_what_it_holds_and_what_would_count(tmp_path):
@@ -226,11 +226,11 @@ def test_a_folder_of_other_formats_reads_as_one_of_png(kind, tmp_path):
     suffix = {"TIFF": "TIF", "BMP": "bmp", "GIF": "gif"}[kind]
     for folder, ending, form in (("a", "png", "PNG"), ("b", suffix, kind)):
         for name, colour in (("cat", 10), ("dog", 200)):
-            place = tmp_path / folder / name
-            place.mkdir(parents=True)
+            class_folder = tmp_path / folder / name
+            class_folder.mkdir(parents=True)
             for number in range(10):
                 picture = Image.new("L", (16, 16), colour + number)
-                picture.save(place / f"{number}.{ending}", form)
+                picture.save(class_folder / f"{number}.{ending}", form)
     first, second = (
         load_real(RealDataConfig(name="imagefolder", path=str(tmp_path / name), image_size=16))
         for name in "ab"
@@ -246,7 +246,7 @@ def test_bad_images_are_left_out_as_far_as_that_is_allowed(faulty, caplog):
         )
 
     for allowed in (6, 0.25):
-        found = load(skip_bad=allowed)
+        lenient = load(skip_bad=allowed)
         assert "left out 6 of 26 images" in caplog.text and "dog/cut.jpg: image file" in caplog.text
         caplog.clear()
     for allowed in (5, 0.2):
@@ -256,19 +256,19 @@ def test_bad_images_are_left_out_as_far_as_that_is_allowed(faulty, caplog):
         (faulty / "dog" / name).unlink()
     clean = load()
     for split in ("train", "validation", "test"):
-        assert getattr(found, split).digest == getattr(clean, split).digest
+        assert getattr(lenient, split).digest == getattr(clean, split).digest
 
 
 def test_what_the_disk_does_not_give_is_never_left_out(faulty, monkeypatch):
     """Another process may read it, and would train on other images."""
-    opened = os.open
+    original_open = os.open
 
-    def broken(path, *arguments, **options):
+    def failing_open(path, *arguments, **options):
         if str(path).endswith("/03.png"):
             raise OSError(errno.EIO, "Input/output error")
-        return opened(path, *arguments, **options)
+        return original_open(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", broken)
+    monkeypatch.setattr(os, "open", failing_open)
     config = RealDataConfig(name="imagefolder", path=str(faulty), skip_bad=20)
     with pytest.raises(
         InputError, match=r"2 of 26 images cannot be read; .*\n  cat/03\.png: .*Input/output"
@@ -284,7 +284,7 @@ def test_bad_images_are_allowed_by_count_or_share(value):
 
 def test_fewer_test_images_are_the_same_ones_and_equally_many_of_each_class():
     config = RealDataConfig(name="digits", image_size=8)
-    whole, few, more = (
+    complete, few, more = (
         load_real(config.model_copy(update={"test_per_class": count})) for count in (None, 5, 20)
     )
     assert np.bincount(few.test.targets).tolist() == [5] * 10
@@ -292,11 +292,11 @@ def test_fewer_test_images_are_the_same_ones_and_equally_many_of_each_class():
     large = {image.tobytes(): target for image, target in zip(*contents(more.test), strict=True)}
     for image, target in zip(*contents(few.test), strict=True):
         assert large[image.tobytes()] == target
-    all_of_them = {image.tobytes() for image in whole.test.images()}
+    all_of_them = {image.tobytes() for image in complete.test.images()}
     assert set(large) <= all_of_them
-    assert (few.train.images() == whole.train.images()).all()
+    assert (few.train.images() == complete.train.images()).all()
     assert few.test.digest == load_real(config.model_copy(update={"test_per_class": 5})).test.digest
-    assert len({split.test.digest for split in (whole, few, more)}) == 3
+    assert len({split.test.digest for split in (complete, few, more)}) == 3
     with pytest.raises(
         InputError, match=r"^real\.test_per_class = 115: class 'eight' has 114 test"
     ):
@@ -334,14 +334,14 @@ def images(*values: int) -> np.ndarray:
 
 
 def test_shared_images_are_found_wherever_they_are():
-    found = shared_images(
+    shared = shared_images(
         {
             "train": [images(1, 2, 2), images(3)],
             "validation": iter([images(4), images(2, 5)]),
             "test": [images(6, 4, 7, 3, 6)],
         }
     )
-    assert found == [
+    assert shared == [
         (("validation", 1), ("train", 1)),
         (("test", 1), ("validation", 0)),
         (("test", 3), ("train", 3)),
@@ -349,9 +349,9 @@ def test_shared_images_are_found_wherever_they_are():
 
 
 def test_one_value_makes_a_difference():
-    other = images(1)
-    other[0, 1, 1, 2] += 1
-    assert shared_images({"train": [images(1)], "test": [other]}) == []
+    changed = images(1)
+    changed[0, 1, 1, 2] += 1
+    assert shared_images({"train": [images(1)], "test": [changed]}) == []
     assert shared_images({"train": [], "test": [images(1)]}) == []
 
 
@@ -360,8 +360,8 @@ def test_pictures_in_grey_have_the_luma_of_pillow():
     pixels = rng.integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
     split = ImageSplit(np.arange(5), pixels.__getitem__, lambda: "digest")
     grey = in_grey(split)
-    found = grey.images([1, 3])
-    for image, chosen in zip(found, (1, 3), strict=True):
-        luma = np.asarray(Image.fromarray(pixels[chosen]).convert("L"))
+    grey_images = grey.images([1, 3])
+    for image, index in zip(grey_images, (1, 3), strict=True):
+        luma = np.asarray(Image.fromarray(pixels[index]).convert("L"))
         np.testing.assert_array_equal(image, np.repeat(luma[..., None], 3, axis=-1))
     assert grey.digest != split.digest

@@ -1,4 +1,4 @@
-"""Commit records, failed attempts and tombstones: what counts, and what a look costs."""
+"""Commit records, failed attempts and tombstones: which count, and what a refresh costs."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ def large(tmp_path_factory):
     return root
 
 
-def looking(store, shards=MANY + 5):
+def records_of(store, shards=MANY + 5):
     return Records(store, PLAN_DIGEST, shards=shards)
 
 
@@ -48,15 +48,15 @@ def numbers(records: Records) -> list[int]:
 
 def test_every_record_is_read_once_and_full_folders_are_not_listed_again(large):
     store = Counting(large.store)
-    records = looking(store)
+    records = records_of(store)
     records.refresh()
     assert (len(records.rows()), records.missing()) == (MANY, list(range(MANY, MANY + 5)))
-    # Which folders there are with shards and with tombstones; four folders; the indices.
+    # Two listings of folders (shards, tombstones), one of each of four folders, one of indices.
     assert store.calls == {"scan": 2 + 4 + 1, "get": MANY}
     store.calls.clear()
     records.refresh()
     assert len(records.rows()) == MANY
-    assert store.calls == {"scan": 2 + 1}  # the one that is not full
+    assert store.calls == {"scan": 2 + 1}  # the folder that is not full
     put_record(large, MANY)
     records.refresh()
     assert records.missing() == list(range(MANY + 1, MANY + 5))
@@ -65,17 +65,17 @@ def test_every_record_is_read_once_and_full_folders_are_not_listed_again(large):
 
 
 def test_a_look_tells_of_each_folder_that_it_has_read(large):
-    beats = []
-    root = Root(large.url, heartbeat=lambda: beats.append(1))
+    heartbeats = []
+    root = Root(large.url, heartbeat=lambda: heartbeats.append(1))
     root.missing()
-    assert len(beats) == 4
+    assert len(heartbeats) == 4
     root.missing()
-    assert len(beats) == 5  # the folder that is not full
+    assert len(heartbeats) == 5  # the folder that is not full
 
 
 def test_only_the_folders_that_are_asked_for_are_looked_at(large):
     store = Counting(large.store)
-    records = looking(store)
+    records = records_of(store)
     records.refresh(1200, 1900)
     assert records.missing(1200, 1900) == []
     assert store.calls["get"] == 1000
@@ -85,7 +85,7 @@ def test_only_the_folders_that_are_asked_for_are_looked_at(large):
 def test_an_index_stands_for_the_records_that_it_knows(large):
     large.write_index()
     store = Counting(large.store)
-    records = looking(store)
+    records = records_of(store)
     records.refresh()
     assert len(records.rows()) == MANY
     assert store.calls == {"scan": 2 + 4 + 1, "get": 1}
@@ -93,9 +93,9 @@ def test_an_index_stands_for_the_records_that_it_knows(large):
     put_record(large, MANY)
     put_record(large, 7, worker="rewritten: another size")
     store.calls.clear()
-    again = looking(store)
-    again.refresh()
-    assert len(again.rows()) == MANY + 1
+    reread = records_of(store)
+    reread.refresh()
+    assert len(reread.rows()) == MANY + 1
     assert store.calls["get"] == 1 + 2  # the index, and what is new
     for shard in (7, MANY):
         put_record(large, shard)
@@ -107,9 +107,9 @@ def test_what_an_index_keeps_is_what_progress_needs(root):
     before = root.progress()
     assert (before.left_out, before.groups_done) == (1, 1)
     root.write_index()
-    again = Root(root.url)
-    entry = again.committed()[0]
-    assert again.progress() == before
+    reopened = Root(root.url)
+    entry = reopened.committed()[0]
+    assert reopened.progress() == before
     assert (entry.first, entry.wall_seconds, entry.group_numbers) == (0, 2.0, [0])
     (pinned,) = open_index(root.store, "index/0.json").shards()
     assert pinned == entry
@@ -121,7 +121,7 @@ def test_a_damaged_index_is_passed_over_with_a_warning(root, caplog):
     root.store.put("index/1.json", b'{"plan": "x", "sha')
     with caplog.at_level(logging.WARNING):
         store = Counting(root.store)
-        records = looking(store)
+        records = records_of(store)
         records.refresh()
         assert numbers(records) == [0]
     assert "index/1.json: index: " in caplog.text
@@ -151,13 +151,13 @@ def test_a_damaged_index_is_passed_over_with_a_warning(root, caplog):
 def test_a_damaged_or_foreign_record_counts_as_missing(root, content, reason):
     root.commit(commit_record(0))
     root.store.put(record_name(1), content)
-    records = looking(root.store, shards=3)
+    records = records_of(root.store, shards=3)
     records.refresh()
     assert (numbers(records), records.missing()) == ([0], [1, 2])
     assert records.find(1) is None
-    (refused,) = records.folders()[0].refused.items()
-    assert refused[0] == 1 and refused[1][1].startswith(reason)
-    put_record(root, 1)  # mended by someone else, while we look
+    (rejected,) = records.folders()[0].refused.items()
+    assert rejected[0] == 1 and rejected[1][1].startswith(reason)
+    put_record(root, 1)  # repaired by another process in the meantime
     records.refresh()
     assert numbers(records) == [0, 1]
     assert records.folders()[0].refused == {}
@@ -167,17 +167,17 @@ def test_a_discarded_record_never_counts_again_whatever_an_index_says(root):
     for shard in (0, 1):
         root.commit(commit_record(shard))
     root.write_index()
-    watching = Root(root.url)
-    assert watching.done() == list(watching.committed()) == [0, 1]
+    opened_before = Root(root.url)
+    assert opened_before.done() == list(opened_before.committed()) == [0, 1]
     root.discard(0, why="a flipped bit")
-    assert watching.done() == list(watching.committed()) == [1]
-    assert watching.progress().groups_done == 2
+    assert opened_before.done() == list(opened_before.committed()) == [1]
+    assert opened_before.progress().groups_done == 2
     assert root.commit(commit_record(0, worker="second"))
-    for look in (watching, Root(root.url)):
-        assert look.done() == list(look.committed()) == [0, 1]
-        assert look.progress().groups_done == 4
-        assert look.record(0).worker == "second"
-        assert look.committed()[0].discards == 1
+    for reader in (opened_before, Root(root.url)):
+        assert reader.done() == list(reader.committed()) == [0, 1]
+        assert reader.progress().groups_done == 4
+        assert reader.record(0).worker == "second"
+        assert reader.committed()[0].discards == 1
     note = json.loads(root.store.get("discarded/0000/0000000.1.json"))
     assert (note["why"], json.loads(note["record"])["tar"]) == (
         "a flipped bit",
@@ -195,49 +195,49 @@ def test_a_kill_between_tombstone_and_removal_leaves_the_shard_missing(root, mon
     monkeypatch.setattr(root.store, "delete", killed)
     with pytest.raises(KeyboardInterrupt):
         root.discard(0)
-    again = Root(root.url)
-    assert again.store.exists(record_name(0))
-    assert again.missing() == [0, 1, 2]
-    assert not again.is_committed(0)
-    assert again.commit(commit_record(0, worker="second"))
+    reopened = Root(root.url)
+    assert reopened.store.exists(record_name(0))
+    assert reopened.missing() == [0, 1, 2]
+    assert not reopened.is_committed(0)
+    assert reopened.commit(commit_record(0, worker="second"))
     assert Root(root.url).missing() == [1, 2]
 
 
 def test_a_full_folder_is_looked_at_again_once_a_shard_of_it_is_discarded(large):
-    watching, other = Root(large.url), Root(large.url)
-    assert watching.missing() == list(range(MANY, MANY + 5))
-    other.discard(1234)
-    assert watching.missing(1000, 2000) == [1234]
-    assert other.commit(commit_record(1234))
-    assert watching.missing() == list(range(MANY, MANY + 5))
-    other.discard(1234)  # the folder was complete with a tombstone in it
-    assert watching.missing(1000, 2000) == [1234]
-    other.commit(commit_record(1234))
+    reader, writer = Root(large.url), Root(large.url)
+    assert reader.missing() == list(range(MANY, MANY + 5))
+    writer.discard(1234)
+    assert reader.missing(1000, 2000) == [1234]
+    assert writer.commit(commit_record(1234))
+    assert reader.missing() == list(range(MANY, MANY + 5))
+    writer.discard(1234)  # the folder was complete with a tombstone in it
+    assert reader.missing(1000, 2000) == [1234]
+    writer.commit(commit_record(1234))
 
 
 @pytest.fixture
-def failed(tmp_path):
+def attempts_store(tmp_path):
     """Attempts at four shards, two of them at shard 1."""
-    found = Store(str(tmp_path))
+    store = Store(str(tmp_path))
     for shard in (1, 1, 2, 1005, 4000):
-        Attempts(found).add(failure(shard))
-    return found
+        Attempts(store).add(failure(shard))
+    return store
 
 
-def test_attempts_are_counted_without_reading_them(failed):
-    counting = Counting(failed)
-    found = Attempts(counting).numbers([0, 1, 1005, 2000])
-    assert list(found.items()) == [(1, [1, 2]), (1005, [1])]
-    # Which folders there are; those of missing shards alone are listed.
+def test_attempts_are_counted_without_reading_them(attempts_store):
+    counting = Counting(attempts_store)
+    attempts_found = Attempts(counting).numbers([0, 1, 1005, 2000])
+    assert list(attempts_found.items()) == [(1, [1, 2]), (1005, [1])]
+    # One listing of folders, and one of each folder with a missing shard that failed.
     assert counting.calls == {"scan": 1 + 2}
-    assert (Attempts(failed).last(1), Attempts(failed).last(0)) == (2, 0)
+    assert (Attempts(attempts_store).last(1), Attempts(attempts_store).last(0)) == (2, 0)
 
 
-def test_attempts_are_read_together_with_their_numbers(failed):
-    counting = Counting(failed)
+def test_attempts_are_read_together_with_their_numbers(attempts_store):
+    counting = Counting(attempts_store)
     attempts = Attempts(counting)
-    found = attempts.read(attempts.numbers(range(5000)))
-    assert [(shard, [f.attempt for f in tries]) for shard, tries in found.items()] == [
+    attempts_found = attempts.read(attempts.numbers(range(5000)))
+    assert [(shard, [f.attempt for f in tries]) for shard, tries in attempts_found.items()] == [
         (1, [1, 2]),
         (2, [1]),
         (1005, [1]),
@@ -246,22 +246,22 @@ def test_attempts_are_read_together_with_their_numbers(failed):
     assert counting.calls["get"] == 5
 
 
-def test_a_shard_of_which_no_record_can_be_read_still_failed(failed):
-    failed.put(attempt_name(2, 1), b"{")
-    failed.put(attempt_name(1, 2), b"{")
-    numbers = Attempts(failed).numbers([1, 2, 4000])
-    failed.delete(attempt_name(4000, 1))  # made since, and swept
-    found = Attempts(failed).read(numbers)
-    assert [f.message for f in found[1]] == ["group 3: flat"]  # of the other attempt
-    assert [found[shard][0].message.partition(": ")[0] for shard in (2, 4000)] == [
+def test_a_shard_of_which_no_record_can_be_read_still_failed(attempts_store):
+    attempts_store.put(attempt_name(2, 1), b"{")
+    attempts_store.put(attempt_name(1, 2), b"{")
+    numbers = Attempts(attempts_store).numbers([1, 2, 4000])
+    attempts_store.delete(attempt_name(4000, 1))  # the shard was made since, and the file removed
+    attempts_found = Attempts(attempts_store).read(numbers)
+    assert [f.message for f in attempts_found[1]] == ["group 3: flat"]  # of the other attempt
+    assert [attempts_found[shard][0].message.partition(": ")[0] for shard in (2, 4000)] == [
         "failed/0000/0000002.1.json",
         "failed/0004/0004000.1.json",
     ]
-    assert (found[2][0].attempt, found[2][0].error) == (1, "unknown")
-    assert Attempts(failed).last(2) == 1
+    assert (attempts_found[2][0].attempt, attempts_found[2][0].error) == (1, "unknown")
+    assert Attempts(attempts_store).last(2) == 1
 
 
-def test_the_longest_message_of_an_attempt_can_be_read_back(failed):
-    Attempts(failed).add(failure(7, message="\x00" * 10**7))
-    (found,) = Attempts(failed).read({7: [1]})[7]
-    assert found.message == "\x00" * 10_000
+def test_the_longest_message_of_an_attempt_can_be_read_back(attempts_store):
+    Attempts(attempts_store).add(failure(7, message="\x00" * 10**7))
+    (attempts_found,) = Attempts(attempts_store).read({7: [1]})[7]
+    assert attempts_found.message == "\x00" * 10_000

@@ -1,6 +1,6 @@
-"""What is neither damaged nor missing: a store that refuses, and files of a newer version.
+"""Files that are neither damaged nor missing: the store refuses, or a newer version wrote them.
 
-Either way the error comes out as it is, and nothing is taken for lost, written over or removed.
+The error is raised unchanged, and nothing counts as lost, is overwritten or is removed.
 """
 
 import json
@@ -31,7 +31,7 @@ INDEX = "index/0.json"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Root:
+def labelled_root(tmp_path_factory) -> Root:
     """Three shards, labelled and audited; three more were added; another machine makes shard 1."""
     root = whole_root(tmp_path_factory.mktemp("made") / "root")
     labels = label_set(root)
@@ -45,9 +45,9 @@ def made(tmp_path_factory) -> Root:
 
 
 @pytest.fixture
-def url(made, tmp_path) -> str:
+def url(labelled_root, tmp_path) -> str:
     """A copy that may be changed."""
-    return shutil.copytree(made.url, tmp_path / "root").as_posix()
+    return shutil.copytree(labelled_root.url, tmp_path / "root").as_posix()
 
 
 def labels_at(url: str) -> LabelSet:
@@ -62,11 +62,11 @@ def label_again(url: str) -> bool:
 
 def store_audit(url: str) -> str:
     source, flags = PinnedRoot(Root(url)), {flag: [] for flag in FLAGS}
-    found = SeriesFlags(index=INDEX, digest=source.digest, labels=None, flags=flags)
-    return store_flags(source.root, found)
+    audit = SeriesFlags(index=INDEX, digest=source.digest, labels=None, flags=flags)
+    return store_flags(source.root, audit)
 
 
-# By file: what reads it.
+# By file: the functions that read it.
 READERS: dict[str, list[Callable[[str], object]]] = {
     "plan.json": [Root, MixedDataset],
     "extensions/1.json": [Root],
@@ -130,7 +130,7 @@ def everything(url: str) -> dict[str, bytes]:
 
 
 def without_index(url: str, name: str) -> None:
-    """Where an index stands for the records, none is read."""
+    """Remove the index where a record is tested: with an index, no record is read."""
     if name == record_name(1):
         Path(url, INDEX).unlink()
 
@@ -148,16 +148,16 @@ def test_what_a_store_refuses_is_neither_damaged_nor_missing(url, name, error, m
     without_index(url, name)
     before, get = everything(url), LocalFiles.get
 
-    def refusing(self, asked, most):
-        if asked == name:
+    def refusing(self, requested, max_bytes):
+        if requested == name:
             raise error
-        return get(self, asked, most)
+        return get(self, requested, max_bytes)
 
     monkeypatch.setattr(LocalFiles, "get", refusing)
     for read in READERS[name]:
-        with pytest.raises(type(error)) as told:
+        with pytest.raises(type(error)) as caught:
             read(url)
-        assert told.value is error
+        assert caught.value is error
         assert everything(url) == before
 
 
@@ -193,7 +193,7 @@ def test_what_a_newer_version_wrote_is_refused_by_name_and_left_alone(url, name,
 
 
 def test_the_same_files_read_well_as_this_version_writes_them(url):
-    """Else the tests above would show little."""
+    """Without this the tests above would show little."""
     for readers in READERS.values():
         for read in readers:
             read(url)

@@ -78,11 +78,11 @@ def test_progress_counts_records_and_failures(root):
     root.commit(commit_record(0))
     root.record_failure(failure(1))
     root.record_failure(failure(1, 2.0))
-    found = root.progress()
-    assert (found.shards, found.done, found.failed) == (3, 1, 1)
-    assert (found.images_done, found.images) == (4, 12)
-    assert (found.seconds, found.tflop) == (2.0, 0.25)
-    assert found.stages == {"generate": 1.5, "write": 0.5}
+    progress = root.progress()
+    assert (progress.shards, progress.done, progress.failed) == (3, 1, 1)
+    assert (progress.images_done, progress.images) == (4, 12)
+    assert (progress.seconds, progress.tflop) == (2.0, 0.25)
+    assert progress.stages == {"generate": 1.5, "write": 0.5}
     assert [f.attempt for f in root.failures()[1]] == [1, 2]
     assert (root.attempts(1), root.failed_attempts()) == (2, {1: 2})
     root.commit(commit_record(1))
@@ -104,10 +104,10 @@ def test_what_was_added_counts_and_the_plan_stays(root):
     root.write_index()
     added = next_extension(root.plan.digest, root.layout, 5, pairs=2)
     assert write_extension(root.store, 1, added)
-    again = Root(root.url)
-    assert (again.plan.num_groups, again.plan.num_shards) == (10, 5)
-    assert again.missing() == [1, 2, 3, 4]
-    assert again.progress().groups == 10
+    reopened = Root(root.url)
+    assert (reopened.plan.num_groups, reopened.plan.num_shards) == (10, 5)
+    assert reopened.missing() == [1, 2, 3, 4]
+    assert reopened.progress().groups == 10
     assert root.store.get("plan.json") == before
 
 
@@ -137,7 +137,7 @@ def test_looking_after_a_root_needs_no_torch(tmp_path):
 
 @pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.process)])
 def url(request):
-    """Of a place on a store that is no local folder."""
+    """The URL of a root on a store that is no local folder."""
     if request.param == "s3":
         return request.getfixturevalue("bucket") + "/some/root"
     return f"memory://{secrets.token_hex(4)}"
@@ -146,16 +146,16 @@ def url(request):
 def test_damage_is_found_put_aside_and_made_again(url):
     root = whole_root(url, shards=4)
     assert damage(root, full=True) == []
-    entries, record, whole = root.committed(), root.record(1), {}
+    entries, record, tars = root.committed(), root.record(1), {}
     for shard in (0, 1):
         name = entries[shard].tar
-        whole[name] = root.store.get(name)
-        root.store.put(name, whole[name][:700] + b"?" + whole[name][701:])
+        tars[name] = root.store.get(name)
+        root.store.put(name, tars[name][:700] + b"?" + tars[name][701:])
     root.store.delete(entries[2].tar)
-    watching = Root(url)
-    assert quarantine(watching, damage(watching, full=True)) == 3
-    assert watching.missing() == Root(url).missing() == [0, 1, 2]
-    root.store.put(record.tar, whole[record.tar])
+    other_reader = Root(url)
+    assert quarantine(other_reader, damage(other_reader, full=True)) == 3
+    assert other_reader.missing() == Root(url).missing() == [0, 1, 2]
+    root.store.put(record.tar, tars[record.tar])
     assert root.commit(record.model_copy(update={"spec": root.record(3).spec}))
     assert Root(url).missing() == [0, 1, 2]  # the record of another shard does not count
     assert root.commit(record)
@@ -177,24 +177,24 @@ def test_garbage_is_found_and_removed(url):
 
 def test_requests_do_not_grow_with_the_records_that_an_index_knows(url):
     root = whole_root(url, shards=5)
-    again = Root(url)
+    reopened = Root(url)
     store = Counting(Store(url))
-    again._records._store = store
-    assert again.missing() == []
+    reopened._records._store = store
+    assert reopened.missing() == []
     assert store.calls == {"scan": 4, "get": 1}  # folders, tombstones, indices, one folder
-    assert again.missing() == []
+    assert reopened.missing() == []
     assert store.calls == {"scan": 6, "get": 1}  # folders and tombstones
-    assert len(again.committed()) == 5
+    assert len(reopened.committed()) == 5
     assert store.calls["get"] == 1
     assert root.write_index() == "index/0.json"
 
 
 SHARDS, LACKING = 100_000, 300
-SOME = 5_000  # where memory is traced, which takes its time
+SOME = 5_000  # shards where memory is traced, which is slow
 
 
 def peak(work: Callable[[], object]) -> int:
-    """Bytes that Python allocated at most, above what there was."""
+    """The peak of the bytes that Python allocated while `work` ran."""
     tracemalloc.start()
     try:
         work()
@@ -219,7 +219,7 @@ def test_a_look_takes_few_bytes_a_shard():
         def look():
             assert root.status()["done"] == SOME - LACKING
             assert len(root.missing()) == len(ShardSelection().shards_to_make(root)) == LACKING
-            assert [len(part) for part in gaps(root, (), allowed_failures=None)] == [LACKING, 0]
+            assert [len(gap) for gap in gaps(root, (), allowed_failures=None)] == [LACKING, 0]
             assert root.failures() == {}
 
         assert peak(look) < 2500 * SOME  # of which the index is 550
@@ -250,17 +250,17 @@ def test_requests_of_the_first_look_and_of_later_ones():
 def test_verifying_what_an_index_knows_reads_no_record():
     shards = SimulatedShards(SOME, SOME, index=index_of(SOME))
     with simulated(shards) as root:
-        found = []
-        assert peak(lambda: found.extend(damage(root))) < 4000 * SOME
-        assert [p.kind for p in found] == ["prototypes"]  # there are none
+        problems = []
+        assert peak(lambda: problems.extend(damage(root))) < 4000 * SOME
+        assert [p.kind for p in problems] == ["prototypes"]  # there are none
         assert shards.requests["get"] == 2 + 2  # plan and prototypes; the index, twice
 
 
 def test_a_million_numbers_are_cheap():
     def look():
-        every = parse_ranges("0-999999")
-        assert (len(every), every[-1]) == (10**6, 10**6 - 1)
-        assert format_ranges(n for n in every if n != 7) == "0-6,8-999999"
+        numbers = parse_ranges("0-999999")
+        assert (len(numbers), numbers[-1]) == (10**6, 10**6 - 1)
+        assert format_ranges(n for n in numbers if n != 7) == "0-6,8-999999"
 
     assert peak(look) < 160 * 2**20
 

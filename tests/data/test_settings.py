@@ -123,8 +123,8 @@ def test_a_tab_is_named_with_its_place(text, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     line = text[: text.index("\t")].count("\n") + 1
-    wanted = f"config = {file}: cannot be read as YAML: line {line}, column 1: a tab, .* spaces$"
-    with pytest.raises(InputError, match=wanted):
+    message = f"config = {file}: cannot be read as YAML: line {line}, column 1: a tab, .* spaces$"
+    with pytest.raises(InputError, match=message):
         load_settings(Outer, file)
 
 

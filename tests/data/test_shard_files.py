@@ -83,43 +83,43 @@ def test_a_copy_that_is_removed_stays_readable_where_it_is_open(six, tmp_path):
 def test_a_damaged_copy_is_fetched_again(six, tmp_path, damage):
     cache = ShardCache(tmp_path)
     shard = shards(six)[1]
-    whole = content(cache, shard, six.store)
+    tar = content(cache, shard, six.store)
     path = tmp_path / f"{shard.sha256}.tar"
     changed = {
-        "flipped": whole[:700] + bytes([whole[700] ^ 1]) + whole[701:],
-        "truncated": whole[:-1],
-        "longer": whole + b"\0",
+        "flipped": tar[:700] + bytes([tar[700] ^ 1]) + tar[701:],
+        "truncated": tar[:-1],
+        "longer": tar + b"\0",
     }
     path.write_bytes(changed[damage])
-    assert content(cache, shard, six.store) == whole
-    assert path.read_bytes() == whole
+    assert content(cache, shard, six.store) == tar
+    assert path.read_bytes() == tar
 
 
 def test_what_is_not_as_the_index_says_is_never_kept(six, tmp_path):
     cache = ShardCache(tmp_path / "cache")
     shard = shards(six)[2]
-    whole = six.store.get(shard.tar)
-    other = Store(str(tmp_path / "other"))
-    for wrong, message in (
-        (whole[:700] + bytes([whole[700] ^ 1]) + whole[701:], "another SHA-256, its index says"),
-        (whole[:-1], rf"{len(whole) - 1:,} bytes, its index says {len(whole):,} bytes"),
-        (whole + bytes(10**7), "bytes, its index says"),
+    tar = six.store.get(shard.tar)
+    other_store = Store(str(tmp_path / "other"))
+    for damaged, message in (
+        (tar[:700] + bytes([tar[700] ^ 1]) + tar[701:], "another SHA-256, its index says"),
+        (tar[:-1], rf"{len(tar) - 1:,} bytes, its index says {len(tar):,} bytes"),
+        (tar + bytes(10**7), "bytes, its index says"),
     ):
-        other.put(shard.tar, wrong)
+        other_store.put(shard.tar, damaged)
         with pytest.raises(ValueError, match=rf"{shard.tar}: .*{message}.*semix verify"):
-            cache.open(shard, other)
-    other.delete(shard.tar)
+            cache.open(shard, other_store)
+    other_store.delete(shard.tar)
     with pytest.raises(ValueError, match=rf"{shard.tar} is not in .*other; run `semix verify`"):
-        cache.open(shard, other)
+        cache.open(shard, other_store)
     assert not list(cache.folder.glob("*.tar")) + list(cache.folder.glob(".*.partial"))
 
 
 def test_what_a_killed_process_left_makes_room(six, tmp_path):
     cache = ShardCache(tmp_path)
-    left = tmp_path / f".{'0' * 64}.partial"
-    left.write_bytes(b"half")
+    leftover = tmp_path / f".{'0' * 64}.partial"
+    leftover.write_bytes(b"half")
     content(cache, shards(six)[0], six.store)
-    assert not left.exists()
+    assert not leftover.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -133,10 +133,10 @@ def _read_at_random(url: str, folder: Path, seed: int, results: "multiprocessing
     some = shards(root)
     cache = ShardCache(folder, limit=2 * some[0].bytes)
     expected = {shard.shard: root.store.get(shard.tar) for shard in some}
-    right = 0
+    num_correct = 0
     for shard in itertools.chain(*(rng.sample(some, len(some)) for _ in range(20))):
-        right += content(cache, shard, root.store) == expected[shard.shard]
-    results.put(right)
+        num_correct += content(cache, shard, root.store) == expected[shard.shard]
+    results.put(num_correct)
 
 
 @pytest.mark.process
@@ -164,7 +164,7 @@ def size_of(root: Root) -> int:
 
 
 def open_small(root: Root, cache: Path) -> MixedDataset:
-    """With room for two of five shards."""
+    """Open a dataset whose cache has room for two of five shards."""
     return MixedDataset(root.url, memory_limit=0, cache=cache, cache_limit=2 * size_of(root))
 
 
@@ -173,21 +173,21 @@ def used(cache: Path) -> int:
 
 
 def check_epoch(mixed: MixedDataset, order: Iterable[int] = (), **options) -> None:
-    """Every image once, with its own pixels."""
+    """Check that an epoch has every image once, with its own pixels."""
     images = mixed.by_image()
-    every = list(order) or torch.randperm(len(images)).tolist()
-    seen = []
-    for batch in DataLoader(images, batch_size=4, sampler=every, **options):
-        places = zip(batch["group"].tolist(), batch["position"].tolist(), strict=True)
-        for (group, position), image in zip(places, batch["image"], strict=True):
+    sampler = list(order) or torch.randperm(len(images)).tolist()
+    images_seen = []
+    for batch in DataLoader(images, batch_size=4, sampler=sampler, **options):
+        keys = zip(batch["group"].tolist(), batch["position"].tolist(), strict=True)
+        for (group, position), image in zip(keys, batch["image"], strict=True):
             stored = torch.from_numpy(handmade.pixels(group, COUNT, SIDE))
             assert torch.equal(image, stored[position])
-            seen.append((group, position))
-    assert sorted(seen) == list(itertools.product(range(SHARDS * GROUPS), range(COUNT)))
+            images_seen.append((group, position))
+    assert sorted(images_seen) == list(itertools.product(range(SHARDS * GROUPS), range(COUNT)))
 
 
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the shards that are fetched from now on."""
+def note_fetches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets the names of the shards that are fetched from now on."""
     names: list[str] = []
     fetch = ShardCache._fetched
 
@@ -203,7 +203,7 @@ def test_an_epoch_fetches_each_shard_once_into_a_cache_of_two(remote, tmp_path, 
     monkeypatch.setitem(shard_files.MAX_OPEN, False, 2)  # else all five copies stay open
     mixed = open_small(remote, tmp_path)
     assert used(tmp_path) <= 2 * size_of(remote)
-    names = fetched(monkeypatch)
+    names = note_fetches(monkeypatch)
     check_epoch(mixed, range(SHARDS * GROUPS * COUNT))
     assert len(names) == len(set(names)) >= SHARDS - 2
     assert used(tmp_path) <= 2 * size_of(remote)
@@ -226,7 +226,7 @@ def test_opening_again_reads_no_tar_for_its_records(remote, tmp_path, monkeypatc
     first = open_small(remote, tmp_path)
     for copy in tmp_path.glob("*.tar"):
         copy.unlink()
-    names = fetched(monkeypatch)
+    names = note_fetches(monkeypatch)
     again = open_small(remote, tmp_path)
     assert names == [remote.committed()[0].tar]  # for the size of the images
     assert again.groups == first.groups
@@ -234,19 +234,19 @@ def test_opening_again_reads_no_tar_for_its_records(remote, tmp_path, monkeypatc
 
 
 def test_notes_are_removed_that_were_not_used_for_longest(remote, tmp_path):
-    """Of other roots that were read once; whoever opens the cache next makes room."""
+    """Notes of roots that were read once are removed when the cache is opened next."""
     limit = 2 * size_of(remote)
     mixed = open_small(remote, tmp_path)
     notes = {path.name: path.stat().st_size for path in (tmp_path / "contents").iterdir()}
     assert len(notes) == SHARDS and sum(notes.values()) < limit // 8
-    left = tmp_path / "contents" / f".{'0' * 64}.json.partial"  # by a killed process
+    leftover = tmp_path / "contents" / f".{'0' * 64}.json.partial"  # by a killed process
     for number in range(100):
-        path = tmp_path / "contents" / f"{number:064x}.json" if number else left
+        path = tmp_path / "contents" / f"{number:064x}.json" if number else leftover
         path.write_bytes(bytes(limit // 80))
         os.utime(path, (number, number))
     assert open_small(remote, tmp_path).groups == mixed.groups
     after = list((tmp_path / "contents").iterdir())
-    assert notes.keys() < {path.name for path in after} and not left.exists()
+    assert notes.keys() < {path.name for path in after} and not leftover.exists()
     assert sum(path.stat().st_size for path in after) <= limit // 8
 
 
@@ -267,7 +267,7 @@ def test_damaged_notes_of_a_shard_are_made_anew(remote, tmp_path):
 
 
 def test_a_copy_that_decays_unseen_is_fetched_again(remote, tmp_path):
-    """As a failing disk does it: other bytes, the same size and times."""
+    """Bytes change but size and times do not, as on a failing disk."""
     mixed = MixedDataset(remote.url, memory_limit=0, cache=tmp_path)
     for copy in tmp_path.glob("*.tar"):
         before = copy.stat()

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,18 +29,18 @@ def url(tmp_path_factory) -> str:
     return handmade.make_root(tmp_path_factory.mktemp("mixed"), SHARDS, GROUPS, count=COUNT).url
 
 
-def places(samples: Any) -> list[tuple[int, int]]:
-    """Group and position of each image, of samples or of batches of them."""
-    found: list[tuple[int, int]] = []
+def keys_of(samples: Any) -> list[tuple[int, int]]:
+    """Series number and position of every image in samples, or in batches of them."""
+    keys: list[tuple[int, int]] = []
     for sample in samples:
         groups, positions = (np.atleast_1d(sample[key]) for key in ("group", "position"))
-        found += zip(groups.tolist(), positions.tolist(), strict=True)
-    return found
+        keys += zip(groups.tolist(), positions.tolist(), strict=True)
+    return keys
 
 
 def test_a_sample_is_an_image_with_its_own_pixels_label_and_numbers(url):
     samples = list(mixed_pipeline(url))
-    assert sorted(places(samples)) == EVERY
+    assert sorted(keys_of(samples)) == EVERY
     for sample in samples:
         group, position = sample["group"], sample["position"]
         record = handmade.record(group, COUNT)
@@ -100,28 +99,28 @@ def test_excluded_series_are_left_out(tmp_path):
     backwards = {1: {"weights": [0.9, 0.6, 0.4, 0.1]}}
     samples = [handmade.sample(group, COUNT, **backwards.get(group, {})) for group in range(4)]
     url = handmade.root_of(tmp_path, samples, handmade.NAMES).url
-    found = places(mixed_pipeline(url, exclude=Exclusion(monotone=True)))
-    assert sorted({group for group, _ in found}) == [0, 2, 3]
+    keys = keys_of(mixed_pipeline(url, exclude=Exclusion(monotone=True)))
+    assert sorted({group for group, _ in keys}) == [0, 2, 3]
     with pytest.raises(InputError, match=r"exclude\.flagged = still: .* was not audited"):
         mixed_pipeline(url, exclude=Exclusion(flagged=("still",)))
 
 
 def test_the_order_is_that_of_seed_and_epoch(url):
-    first = places(mixed_pipeline(url, seed=3))
-    assert places(mixed_pipeline(url, seed=3)) == first != EVERY
-    assert places(mixed_pipeline(url, seed=4)) != first
+    first = keys_of(mixed_pipeline(url, seed=3))
+    assert keys_of(mixed_pipeline(url, seed=3)) == first != EVERY
+    assert keys_of(mixed_pipeline(url, seed=4)) != first
     stream = mixed_pipeline(url, seed=3, epoch=1)
-    second = places(stream)
-    assert second == places(stream) != first  # the same until another is set
+    second = keys_of(stream)
+    assert second == keys_of(stream) != first  # the same until another is set
     stream.set_epoch(0)
-    assert places(stream) == first
+    assert keys_of(stream) == first
     tuples = stream.to_tuple("group", "position")
     stream.set_epoch(1)
     assert list(tuples) == second
 
 
 def test_without_a_buffer_whole_shards_come_in_a_random_order(url):
-    shards = [group // GROUPS for group, _ in places(mixed_pipeline(url, shuffle=0))]
+    shards = [group // GROUPS for group, _ in keys_of(mixed_pipeline(url, shuffle=0))]
     order = shards[:: GROUPS * COUNT]
     assert sorted(order) == list(range(SHARDS)) != order
     assert shards == [shard for shard in order for _ in range(GROUPS * COUNT)]
@@ -129,22 +128,22 @@ def test_without_a_buffer_whole_shards_come_in_a_random_order(url):
 
 def test_further_passes_have_orders_of_their_own_and_come_again(url):
     stream = mixed_pipeline(url).with_epoch(2 * len(EVERY))
-    found = places(stream)
-    passes = found[: len(EVERY)], found[len(EVERY) :]
+    keys = keys_of(stream)
+    passes = keys[: len(EVERY)], keys[len(EVERY) :]
     assert sorted(passes[0]) == sorted(passes[1]) == EVERY
     assert passes[0] != passes[1]
-    assert places(stream) == found
+    assert keys_of(stream) == keys
 
 
 def test_a_damaged_picture_is_named_when_it_is_its_turn(tmp_path):
     samples = [handmade.sample(group, 2) for group in range(3)]
     samples[1].images[1] = b"RIFF" + bytes(60)
     root = handmade.root_of(tmp_path, samples, handmade.NAMES)
-    found = iter(mixed_pipeline(root.url, shuffle=0))
-    assert places([next(found) for _ in range(3)]) == [(0, 0), (0, 1), (1, 0)]
+    samples_read = iter(mixed_pipeline(root.url, shuffle=0))
+    assert keys_of([next(samples_read) for _ in range(3)]) == [(0, 0), (0, 1), (1, 0)]
     tar = root.record(0).tar
     with pytest.raises(ValueError, match=rf"{tar}: group 1, image 1: .*semix verify --full"):
-        next(found)
+        next(samples_read)
 
 
 def test_a_damaged_shard_is_named(tmp_path):
@@ -164,24 +163,24 @@ def test_workers_share_out_the_shards_and_learn_of_the_epoch(url, context):
     epochs = []
     for epoch in (0, 1, 0):
         stream.set_epoch(epoch)
-        epochs.append(places(loader))
+        epochs.append(keys_of(loader))
     assert sorted(epochs[0]) == sorted(epochs[1]) == EVERY
     assert epochs[0] == epochs[2] != epochs[1]
 
 
 @pytest.mark.process
 def test_more_workers_than_shards_still_see_everything_once(url):
-    assert sorted(places(DataLoader(mixed_pipeline(url), num_workers=8))) == EVERY
+    assert sorted(keys_of(DataLoader(mixed_pipeline(url), num_workers=8))) == EVERY
 
 
 def test_a_stream_from_s3(bucket):
     stream = mixed_pipeline(handmade.make_root(f"{bucket}/mixed", SHARDS, GROUPS, count=COUNT).url)
-    assert sorted(places(stream)) == EVERY
-    assert sorted(places(DataLoader(stream, batch_size=4, num_workers=2))) == EVERY
+    assert sorted(keys_of(stream)) == EVERY
+    assert sorted(keys_of(DataLoader(stream, batch_size=4, num_workers=2))) == EVERY
 
 
 def _stream(url: str, prepared: bool) -> list[list]:
-    """Two epochs of what a process of accelerate sees with two workers."""
+    """The images that a process of accelerate with two workers sees in two epochs."""
     accelerator = _accelerator()
     stream = mixed_pipeline(url, seed=1)
     loader = wds.WebLoader(stream, batch_size=4, num_workers=2)
@@ -189,12 +188,12 @@ def _stream(url: str, prepared: bool) -> list[list]:
     epochs = []
     for epoch in (0, 1):
         stream.set_epoch(epoch)
-        epochs.append(places(loader))
+        epochs.append(keys_of(loader))
     return epochs
 
 
 def _map_style(url: str, prepared: bool) -> list[list]:
-    """The same of the dataset: by torch's own sampler, or as accelerate shares it out."""
+    """The same for the dataset: split by torch's own sampler, or by accelerate."""
     accelerator = _accelerator()
     images = MixedDataset(url, memory_limit=0).by_image()
     options = {"batch_size": 4, "num_workers": 2}
@@ -205,42 +204,45 @@ def _map_style(url: str, prepared: bool) -> list[list]:
     epochs = []
     for epoch in (0, 1):
         (loader if prepared else loader.sampler).set_epoch(epoch)
-        epochs.append(places(loader))
+        epochs.append(keys_of(loader))
     return epochs
 
 
 def _accelerator():
     from accelerate import Accelerator, DataLoaderConfiguration
 
-    found = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
-    assert found.num_processes == 2
-    return found
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False)
+    )
+    assert accelerator.num_processes == 2
+    return accelerator
 
 
-def _one(see: Callable, rank: int, url: str, port: int, results: "multiprocessing.Queue") -> None:
+READERS = (_stream, _map_style)
+
+
+def _read_as(rank: int, url: str, port: int, results: "multiprocessing.Queue") -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
-    results.put((rank, {prepared: see(url, prepared) for prepared in (False, True)}))
+    results.put((rank, [see(url, prepared) for see in READERS for prepared in (False, True)]))
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("see", [_stream, _map_style])
-def test_two_accelerate_processes_with_two_workers_see_every_image_once_an_epoch(url, see):
+def test_two_accelerate_processes_with_two_workers_see_every_image_once_an_epoch(url):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    ranks = [context.Process(target=_one, args=(see, r, url, port, results)) for r in (0, 1)]
+    ranks = [context.Process(target=_read_as, args=(r, url, port, results)) for r in (0, 1)]
     for process in ranks:
         process.start()
-    found = dict(results.get(timeout=240) for _ in ranks)
+    epochs_by_rank = dict(results.get(timeout=240) for _ in ranks)
     for process in ranks:
         process.join(timeout=60)
         assert process.exitcode == 0
-    for prepared in (False, True):
-        first, second = (found[rank][prepared] for rank in (0, 1))
-        for one, other in zip(first, second, strict=True):
-            assert one and other
-            assert sorted(one + other) == EVERY
+    for first, second in zip(epochs_by_rank[0], epochs_by_rank[1], strict=True):
+        for first_epoch, second_epoch in zip(first, second, strict=True):
+            assert first_epoch and second_epoch
+            assert sorted(first_epoch + second_epoch) == EVERY
         assert first[0] != first[1]  # of the epochs

@@ -9,15 +9,15 @@ from semix.data.formats import LeftOut
 from semix.data.images import encode_image
 from semix.data.tar import MEMBER, GroupSample, read_shard, read_tar, scan_tar
 
-from tests.data.hostile import TYPES, edited, written
+from tests.data.hostile import TYPES, edit_header, tar_of_members
 from tests.handmade import make_root, pixels, sample, tar_of
 
 
-def read(content: bytes, **limits):
+def read_bytes(content: bytes, **limits):
     return list(read_tar(io.BytesIO(content), **limits))
 
 
-def scan(content: bytes, **limits):
+def scan_bytes(content: bytes, **limits):
     return list(scan_tar(io.BytesIO(content), **limits))
 
 
@@ -30,32 +30,32 @@ WHOLE = tar_of(sample(3), sample(4))
 
 
 def test_bytes_depend_on_content_alone_and_read_back():
-    assert WHOLE == tar_of(sample(3), sample(4)) == written(members_of(WHOLE))
-    assert read(WHOLE) == [sample(3), sample(4)]
+    assert WHOLE == tar_of(sample(3), sample(4)) == tar_of_members(members_of(WHOLE))
+    assert read_bytes(WHOLE) == [sample(3), sample(4)]
 
 
 def test_plain_webdataset_reads_the_same_groups(tmp_path):
     path = tmp_path / "shard.tar"
     path.write_bytes(WHOLE)
-    found = list(wds.WebDataset([str(path)], shardshuffle=False))
-    assert [s["__key__"] for s in found] == ["00000003", "00000004"]
-    assert found[0]["01.webp"] == sample(3).images[1]
+    samples = list(wds.WebDataset([str(path)], shardshuffle=False))
+    assert [s["__key__"] for s in samples] == ["00000003", "00000004"]
+    assert samples[0]["01.webp"] == sample(3).images[1]
 
 
 def test_scanning_finds_where_everything_lies():
-    first, second = scan(WHOLE)
+    first, second = scan_bytes(WHOLE)
     assert (first.group, second.group, first.extension) == (3, 4, "webp")
-    for place, expected in ((first, sample(3)), (second, sample(4))):
-        assert [WHOLE[s.offset : s.offset + s.size] for s in place.images] == expected.images
-        start, size = place.record
-        assert (b'"group":%d,' % place.group) in WHOLE[start : start + size]
+    for location, expected in ((first, sample(3)), (second, sample(4))):
+        assert [WHOLE[s.offset : s.offset + s.size] for s in location.images] == expected.images
+        start, size = location.record
+        assert (b'"group":%d,' % location.group) in WHOLE[start : start + size]
 
 
 def test_scanning_reads_headers_only():
     class Counting(io.BytesIO):
         taken = 0
 
-        def read(self, size=-1):
+        def read_bytes(self, size=-1):
             self.taken += size
             return super().read(size)
 
@@ -65,38 +65,38 @@ def test_scanning_reads_headers_only():
 
 
 def test_a_tar_cut_anywhere_is_damaged_not_short():
-    """Between members and groups too, where tarfile sees an end."""
-    boundaries = {span.offset - 512 for p in scan(WHOLE) for span in (*p.images, p.record)}
+    """Also between members or series, where tarfile takes the cut for the end."""
+    boundaries = {span.offset - 512 for p in scan_bytes(WHOLE) for span in (*p.images, p.record)}
     for cut in {*boundaries, *range(1, len(WHOLE), 509)} - {0}:
-        for reading in (read, scan):
+        for reading in (read_bytes, scan_bytes):
             with pytest.raises(ValueError, match="damaged tar: it "):
                 reading(WHOLE[:cut])
 
 
 def test_zeros_inside_are_damage_not_an_end():
-    place = scan(WHOLE)[1].images[0].offset - 512
-    gap = WHOLE[:place] + bytes(3072) + WHOLE[place:]
-    erased = WHOLE[:place] + bytes(512) + WHOLE[place + 512 :]
+    offset = scan_bytes(WHOLE)[1].images[0].offset - 512
+    gap = WHOLE[:offset] + bytes(3072) + WHOLE[offset:]
+    erased = WHOLE[:offset] + bytes(512) + WHOLE[offset + 512 :]
     for content in (gap, erased, WHOLE + bytes(512), WHOLE + WHOLE):
-        for reading in (read, scan):
+        for reading in (read_bytes, scan_bytes):
             with pytest.raises(ValueError, match="damaged tar: it must end in zeros from byte"):
                 reading(content)
 
 
 def test_a_tar_larger_than_recorded_is_refused_before_it_is_read():
-    assert read(WHOLE, max_bytes=len(WHOLE)) == [sample(3), sample(4)]
+    assert read_bytes(WHOLE, max_bytes=len(WHOLE)) == [sample(3), sample(4)]
     with pytest.raises(ValueError, match="damaged tar"):
-        read(WHOLE, max_bytes=len(WHOLE) - 1)
+        read_bytes(WHOLE, max_bytes=len(WHOLE) - 1)
     with pytest.raises(ValueError, match=r"'00000003\.00\.webp' goes beyond its 600 bytes"):
-        read(WHOLE, max_bytes=600)
+        read_bytes(WHOLE, max_bytes=600)
 
 
 def test_hidden_bytes_behind_a_member_are_refused():
-    (span, *_), _ = scan(WHOLE)[0].images, None
+    (span, *_), _ = scan_bytes(WHOLE)[0].images, None
     hidden = bytearray(WHOLE)
     hidden[span.offset + span.size] = 1
     with pytest.raises(ValueError, match="bytes behind the member"):
-        read(bytes(hidden))
+        read_bytes(bytes(hidden))
 
 
 @pytest.mark.parametrize(
@@ -108,23 +108,26 @@ def test_hidden_bytes_behind_a_member_are_refused():
     ],
 )
 def test_members_that_no_shard_has_are_refused(name):
-    for reading in (read, scan):
+    for reading in (read_bytes, scan_bytes):
         with pytest.raises(ValueError, match="does not belong in a shard"):
-            reading(written([(name, b"")]))
+            reading(tar_of_members([(name, b"")]))
 
 
 def test_headers_of_anything_but_plain_files_are_refused():
-    """Each header but for this is one of a proper shard."""
-    assert read(edited(WHOLE, 156, b"0")) == read(WHOLE)
-    plain = [edited(WHOLE, 156, kind) for kind in TYPES]
-    plain += [edited(WHOLE, 157, b"/etc/passwd"), edited(WHOLE, 257, bytes(8))]
+    """Everything but the changed header field is that of a valid shard."""
+    assert read_bytes(edit_header(WHOLE, 156, b"0")) == read_bytes(WHOLE)
+    irregular = [edit_header(WHOLE, 156, kind) for kind in TYPES]
+    irregular += [edit_header(WHOLE, 157, b"/etc/passwd"), edit_header(WHOLE, 257, bytes(8))]
     size = len(sample(3).images[0])
     sizes = [b"\x80" + size.to_bytes(11, "big"), b"%11o\0" % size, b"00400000001\0", b"-1"]
     for content, message in [
-        *((content, "it is no regular file") for content in plain),
-        *((edited(WHOLE, 124, field), r"claims -?\d+ bytes|invalid header") for field in sizes),
+        *((content, "it is no regular file") for content in irregular),
+        *(
+            (edit_header(WHOLE, 124, field), r"claims -?\d+ bytes|invalid header")
+            for field in sizes
+        ),
     ]:
-        for reading in (read, scan):
+        for reading in (read_bytes, scan_bytes):
             with pytest.raises(ValueError, match=message):
                 reading(content)
 
@@ -133,12 +136,12 @@ def test_digits_of_other_scripts_are_no_key():
     name = "\u0660" * 8 + ".json"
     assert not MEMBER.fullmatch(name)
     with pytest.raises(ValueError, match="damaged tar: header at byte 0"):
-        read(written([(name, b"")]))
+        read_bytes(tar_of_members([(name, b"")]))
 
 
 def test_members_must_come_in_order():
     a0, a1, a, b0, b1, b = members_of(WHOLE)
-    for wrong, message in [
+    for members, message in [
         ([a1, a0, a], r"'00000003\.01\.webp' is out of order"),
         ([a0, a, a1], r"out of order|wanted 2 images"),
         ([a0, a0, a1, a], r"'00000003\.00\.webp' is out of order"),
@@ -151,22 +154,22 @@ def test_members_must_come_in_order():
         ([a0, a1], "it ends inside group 00000003"),
         ([a0, a1, a, b0], "it ends inside group 00000004"),
     ]:
-        for reading in (read, scan):
+        for reading in (read_bytes, scan_bytes):
             with pytest.raises(ValueError, match=message):
-                reading(written(wrong))
+                reading(tar_of_members(members))
 
 
 def test_the_record_must_fit_its_images():
     series = members_of(tar_of(sample(3, 3)))
-    short = [series[0], series[1], series[3]]
+    lacking = [series[0], series[1], series[3]]
     with pytest.raises(ValueError, match=r"group 00000003 has members .*; wanted 3 images"):
-        read(written(short))
+        read_bytes(tar_of_members(lacking))
     renamed = [(name.replace("3.", "5.", 1), content) for name, content in series]
     with pytest.raises(ValueError, match="group 00000005 has members"):
-        read(written(renamed))
+        read_bytes(tar_of_members(renamed))
     series[3] = ("00000003.json", b"{}")
     with pytest.raises(ValueError, match=r"00000003\.json: record of a series: weights"):
-        read(written(series))
+        read_bytes(tar_of_members(series))
 
 
 def test_a_shard_is_read_as_its_record_says(tmp_path):
@@ -190,11 +193,11 @@ def test_a_shard_is_read_as_its_record_says(tmp_path):
 def test_a_shard_is_the_recorded_one_byte_for_byte(tmp_path):
     root = make_root(tmp_path, shards=1, groups=2)
     record = root.committed()[0]
-    whole = root.store.get(record.tar)
+    content = root.store.get(record.tar)
     assert list(read_shard(root.store, record, hashed=True)) == [sample(0), sample(1)]
-    other = whole.replace(b'"seed":1000', b'"seed":1001')
-    root.store.put(record.tar, other)
-    assert len(other) == len(whole)
+    changed = content.replace(b'"seed":1000', b'"seed":1001')
+    root.store.put(record.tar, changed)
+    assert len(changed) == len(content)
     for hashed in (False, True):
         with pytest.raises(ValueError, match=f"^{record.tar}: does not have the recorded SHA-256"):
             list(read_shard(root.store, record, hashed=hashed))
@@ -205,5 +208,5 @@ def test_a_shard_is_the_recorded_one_byte_for_byte(tmp_path):
 
 def test_the_most_images_a_series_can_have():
     images = [encode_image(image, "webp") for image in pixels(3, 100, 4)]
-    many = GroupSample(sample(3, 100, side=4).record, images, "webp")
-    assert read(tar_of(many)) == [many]
+    series = GroupSample(sample(3, 100, side=4).record, images, "webp")
+    assert read_bytes(tar_of(series)) == [series]

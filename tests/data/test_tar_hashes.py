@@ -24,43 +24,43 @@ from tests.handmade import make_root
 
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Root:
-    """Of JPEGs, in which most flipped bits are other pixels and no error."""
+    """A root of JPEGs, in which most flipped bits change pixels and raise no error."""
     monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "cache"))
     return make_root(tmp_path / "root", extension="jpg", side=32)
 
 
-def flip(root: Root, shard: int = 1, *, times: bool = False) -> ShardEntry:
-    """One bit of the last image of a tar.
+def flip(root: Root, shard: int = 1, *, keep_times: bool = False) -> ShardEntry:
+    """Flip one bit of the last image of a tar; returns the shard's entry.
 
     Args:
-        times: leave the file's times as they were.
+        keep_times: leave the file's times as they were.
     """
     entry = root.committed()[shard]
     path = Path(root.url, entry.tar)
     state, content = path.stat(), bytearray(path.read_bytes())
-    place = content.rindex(b"\xff\xd9") - 40  # in front of the end of a JPEG
-    content[place] ^= 1
+    offset = content.rindex(b"\xff\xd9") - 40  # in front of the end of a JPEG
+    content[offset] ^= 1
     path.write_bytes(content)
-    if times:
+    if keep_times:
         os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     return entry
 
 
-def streamed(root: Root) -> None:
+def stream_all(root: Root) -> None:
     list(mixed_pipeline(root.url))
 
 
-def dataset(root: Root) -> MixedDataset:
+def open_dataset(root: Root) -> MixedDataset:
     return MixedDataset(root.url)
 
 
-def exported(root: Root) -> None:
+def export_images(root: Root) -> None:
     target = Path(root.url).with_name("exported")
     shutil.rmtree(target, ignore_errors=True)
     write_image_folder(PinnedRoot(Root(root.url)), target)
 
 
-READERS: list[Callable[[Root], object]] = [dataset, streamed, exported]
+READERS: list[Callable[[Root], object]] = [open_dataset, stream_all, export_images]
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -73,32 +73,32 @@ def test_a_flipped_bit_is_named(root, read):
 
 
 def test_a_tar_that_is_as_it_was_is_not_hashed_again(root):
-    dataset(root)
-    flip(root, times=True)
-    dataset(root)
-    streamed(root)
+    open_dataset(root)
+    flip(root, keep_times=True)
+    open_dataset(root)
+    stream_all(root)
     entry = root.committed()[1]
     os.utime(Path(root.url, entry.tar))
     with pytest.raises(ValueError, match=entry.tar):
-        dataset(root)
+        open_dataset(root)
 
 
 def test_a_copy_of_a_root_is_another_one(root, tmp_path):
-    dataset(root)
+    open_dataset(root)
     Path(root.url).rename(tmp_path / "moved")
     moved = Root(str(tmp_path / "moved"))
-    flip(moved, times=True)
+    flip(moved, keep_times=True)
     with pytest.raises(ValueError, match="recorded SHA-256"):
-        dataset(moved)
+        open_dataset(moved)
 
 
 def test_a_cache_that_cannot_be_written_costs_time_alone(root, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "file" / "cache"))
-    dataset(root)
+    open_dataset(root)
     entry = flip(root)
     with pytest.raises(ValueError, match=entry.tar):
-        dataset(root)
+        open_dataset(root)
 
 
 def test_export_names_it_and_leaves_nothing(root, tmp_path):
@@ -117,17 +117,17 @@ print(len(MixedDataset(sys.argv[1], memory_limit=0)))
 
 @pytest.mark.process
 def test_what_one_process_hashed_another_need_not(root):
-    def read() -> subprocess.CompletedProcess[str]:
+    def run_reader() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", READER, root.url]
         return subprocess.run(
             command, cwd=Path(__file__).parents[2], capture_output=True, text=True
         )
 
-    assert read().stdout == "6\n"
-    flip(root, times=True)
-    assert read().stdout == "6\n"
+    assert run_reader().stdout == "6\n"
+    flip(root, keep_times=True)
+    assert run_reader().stdout == "6\n"
     os.utime(Path(root.url, root.committed()[1].tar))
-    assert "recorded SHA-256" in read().stderr
+    assert "recorded SHA-256" in run_reader().stderr
 
 
 @pytest.mark.process

@@ -13,7 +13,7 @@ VECTORS = np.eye(3, 4, dtype=np.float32)
 
 
 def test_what_is_sealed_comes_back_and_is_the_same_bytes():
-    """`prototypes` makes the file by hand: its hash is over facts, names, types, shapes, bytes."""
+    """`prototypes` makes the file by hand; its hash covers facts, names, types, shapes, bytes."""
     content = seal({"prototypes": VECTORS}, FACTS)
     assert content == prototypes() == seal({"prototypes": VECTORS}, dict(reversed(FACTS.items())))
     several = {"b": np.arange(6, dtype=np.float16).reshape(2, 3), "a": np.zeros((0, 2))}
@@ -31,15 +31,15 @@ def test_a_strided_array_is_sealed_as_it_reads():
 def test_what_was_changed_or_sealed_by_nobody_is_refused():
     content = seal({"prototypes": VECTORS}, FACTS)
     note = json.loads(read_arrays(content, where="x")[1][SEAL])
-    plain = {"prototypes": VECTORS}
-    said = note | {"facts": FACTS | {"scale": "11.0"}}
+    unsealed = {"prototypes": VECTORS}
+    changed_facts = note | {"facts": FACTS | {"scale": "11.0"}}
     for changed, message in [
         (content[:-1] + bytes([content[-1] ^ 1]), "damaged: does not have the SHA-256"),
-        (save(load(content), {SEAL: json.dumps(said)}), "damaged: does not have"),
-        (save(plain | {"more": VECTORS}, {SEAL: json.dumps(note)}), "damaged: does not have"),
-        (save(plain), "not written by semix"),
-        (save(plain, {SEAL: "{"}), "EOF"),
-        (save(plain, {SEAL: json.dumps(note | {"more": 1})}), "more: Extra inputs"),
+        (save(load(content), {SEAL: json.dumps(changed_facts)}), "damaged: does not have"),
+        (save(unsealed | {"more": VECTORS}, {SEAL: json.dumps(note)}), "damaged: does not have"),
+        (save(unsealed), "not written by semix"),
+        (save(unsealed, {SEAL: "{"}), "EOF"),
+        (save(unsealed, {SEAL: json.dumps(note | {"more": 1})}), "more: Extra inputs"),
         (content[:-1], "not a complete safetensors file"),
     ]:
         with pytest.raises(ValueError, match=f"^here: .*{message}"):

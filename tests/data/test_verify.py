@@ -1,4 +1,4 @@
-"""Damage of every kind, done to a whole root: found, named, counted, put aside, made again."""
+"""Damage of every kind in a complete root: it is found, named, quarantined and repaired."""
 
 import hashlib
 import json
@@ -23,28 +23,28 @@ from tests.handmade import LABELS_DIGEST, label_set, labels_of, put_shard, sampl
 PAIRS = b"[[0, 1], [1, 2]]"
 
 
-def found(root: Root, *, full: bool = False) -> list[str]:
+def problems_found(root: Root, *, full: bool = False) -> list[str]:
     return [str(problem) for problem in damage(root, full=full)]
 
 
-def changed(root: Root, name: str, change) -> None:
+def rewrite(root: Root, name: str, change) -> None:
     root.store.put(name, change(root.store.get(name)))
 
 
-def flipped(place: int):
+def flip_bit_at(offset: int):
     def flip(content: bytes) -> bytes:
-        return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        return content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]
 
     return flip
 
 
-def replaced(root: Root, *samples) -> None:
-    """Shard 1 again, of these samples, with a record that fits them."""
+def replace_shard_1(root: Root, *samples) -> None:
+    """Replace shard 1 by these samples, with a record that fits them."""
     put_shard(root.store, 1, tar_of(*samples), first=2, groups=2, count=2)
 
 
-def rerecorded(root: Root, shard: int, **changes) -> Root:
-    """The root with a commit record that says else."""
+def rewrite_record(root: Root, shard: int, **changes) -> Root:
+    """The root after these fields of a commit record were changed."""
     record = root.record(shard).model_copy(update=changes)
     root.store.put(record_name(shard), record.written())
     return Root(root.url)
@@ -56,7 +56,7 @@ def test_a_whole_root_has_no_problem(root):
 
 def test_a_truncated_tar_and_a_missing_one(root):
     tars = [record.tar for record in root.committed().values()]
-    changed(root, tars[0], lambda content: content[:-1])
+    rewrite(root, tars[0], lambda content: content[:-1])
     root.store.delete(tars[2])
     size = root.committed()[0].bytes
     assert [(p.shard, p.text, p.files) for p in damage(root) if p.kind == "shard"] == [
@@ -69,8 +69,8 @@ def test_a_truncated_tar_and_a_missing_one(root):
 def test_a_flipped_bit_is_seen_by_a_full_look_alone(root, place):
     tar = root.committed()[1].tar
     size = len(root.store.get(tar))
-    changed(root, tar, flipped(place % size))
-    assert found(root) == []
+    rewrite(root, tar, flip_bit_at(place % size))
+    assert problems_found(root) == []
     (problem,) = damage(root, full=True)
     assert (problem.shard, problem.files) == (1, (tar,))
     assert problem.text.startswith(f"{tar} does not have the recorded SHA-256")
@@ -89,19 +89,19 @@ def test_a_flipped_bit_is_seen_by_a_full_look_alone(root, place):
     ],
 )
 def test_series_that_do_not_fit_their_plan(root, samples, reason):
-    replaced(root, *samples)
+    replace_shard_1(root, *samples)
     (problem,) = [p for p in damage(Root(root.url), full=True) if p.kind == "shard"]
     assert reason in problem.text
 
 
 def test_a_missing_member_and_an_image_that_is_none(root):
-    whole = sample(3)
-    short = type(whole)(whole.record, whole.images[:1], "webp")
-    replaced(root, sample(2), short)
-    assert "wanted 2 images" in found(root, full=True)[0]
-    broken = type(whole)(whole.record, [whole.images[0], b"RIFF no image"], "webp")
-    replaced(root, sample(2), broken)
-    assert "group 3, image 1: " in found(root, full=True)[0]
+    valid = sample(3)
+    one_image = type(valid)(valid.record, valid.images[:1], "webp")
+    replace_shard_1(root, sample(2), one_image)
+    assert "wanted 2 images" in problems_found(root, full=True)[0]
+    unreadable = type(valid)(valid.record, [valid.images[0], b"RIFF no image"], "webp")
+    replace_shard_1(root, sample(2), unreadable)
+    assert "group 3, image 1: " in problems_found(root, full=True)[0]
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_a_missing_member_and_an_image_that_is_none(root):
 )
 def test_features_that_do_not_fit(root, monkeypatch, tensors, reason):
     monkeypatch.setattr("tests.handmade.save", lambda _: save(tensors))
-    replaced(root, sample(2), sample(3))
+    replace_shard_1(root, sample(2), sample(3))
     (problem,) = [p for p in damage(Root(root.url), full=True) if p.kind == "shard"]
     assert reason in problem.text
 
 
 def test_features_that_are_cut_or_changed(root):
     name = root.committed()[0].features.name
-    changed(root, name, flipped(-1 % 80))
-    assert "does not have the recorded SHA-256" in found(root, full=True)[0]
-    changed(root, name, lambda content: content[:10])
-    assert f"{name} has 10 bytes" in found(root)[0]
+    rewrite(root, name, flip_bit_at(-1 % 80))
+    assert "does not have the recorded SHA-256" in problems_found(root, full=True)[0]
+    rewrite(root, name, lambda content: content[:10])
+    assert f"{name} has 10 bytes" in problems_found(root)[0]
 
 
 def test_a_record_without_a_tar_and_a_tar_without_a_record(root):
@@ -143,7 +143,7 @@ def test_a_record_without_a_tar_and_a_tar_without_a_record(root):
 def test_a_damaged_record_is_named_even_if_an_index_knows_it(root, index, full):
     if not index:
         root.store.delete("index/0.json")
-    changed(root, record_name(1), lambda content: content[:-30])
+    rewrite(root, record_name(1), lambda content: content[:-30])
     again = Root(root.url)
     assert again.missing() == [1]
     (problem,) = [p for p in damage(again, full=full) if p.kind == "record"]
@@ -152,9 +152,9 @@ def test_a_damaged_record_is_named_even_if_an_index_knows_it(root, index, full):
 
 
 def test_a_flipped_bit_in_a_record_that_an_index_knows(root):
-    changed(root, record_name(1), lambda content: content.replace(b'"groups": 2', b'"groups": 9'))
-    assert found(root) == []
-    assert found(Root(root.url), full=True) == [
+    rewrite(root, record_name(1), lambda content: content.replace(b'"groups": 2', b'"groups": 9'))
+    assert problems_found(root) == []
+    assert problems_found(Root(root.url), full=True) == [
         "shard 1: holds 9 groups from 2 on, the plan says else"
     ]
 
@@ -176,7 +176,7 @@ def test_a_folder_where_a_record_goes(root, tmp_path, inside):
     [
         (b"", "cannot be read"),
         (prototypes()[:-1], "cannot be read"),
-        (flipped(-1 % len(prototypes()))(prototypes()), "does not have the SHA-256"),
+        (flip_bit_at(-1 % len(prototypes()))(prototypes()), "does not have the SHA-256"),
         (prototypes(np.eye(4, dtype=np.float32)), "has prototypes of shape [4, 4], not [3, width]"),
         (prototypes(np.full((3, 4), np.inf, np.float32)), "not finite"),
         (prototypes(facts={"scale": "10.0"}), "cannot be read"),
@@ -192,29 +192,29 @@ def test_unreadable_prototypes(root, content, reason):
 
 def test_prototypes_that_are_missing_or_others(root):
     root.store.delete("prototypes.safetensors")
-    assert found(root) == ["prototypes.safetensors is missing"]
-    other = FACTS | {"encoder": '{"model": "large"}'}
-    root.store.put("prototypes.safetensors", prototypes(facts=other))
-    assert found(Root(root.url)) == [
+    assert problems_found(root) == ["prototypes.safetensors is missing"]
+    other_encoder = FACTS | {"encoder": '{"model": "large"}'}
+    root.store.put("prototypes.safetensors", prototypes(facts=other_encoder))
+    assert problems_found(Root(root.url)) == [
         "prototypes.safetensors was measured with another encoder than the plan's"
     ]
 
 
 def test_shards_made_with_other_prototypes(root):
-    (problem,) = damage(rerecorded(root, 1, prototypes="0" * 64))
+    (problem,) = damage(rewrite_record(root, 1, prototypes="0" * 64))
     assert (problem.kind, problem.files) == ("prototypes", ())
     assert problem.text == "prototypes.safetensors is not what 1 shards were made with"
 
 
 @pytest.fixture
 def similar(root) -> Root:
-    """The root of a plan whose two pairs were drawn by similarity, named by every shard."""
+    """A root whose plan draws two pairs by similarity; every shard's record names them."""
     plan = json.loads(root.store.get("plan.json"))
     plan["config"]["mixing"]["pairs"] = {"kind": "similar", "count": 2}
     root.store.put("plan.json", json.dumps(plan).encode())
     root.store.put("pairs.json", PAIRS)
     for shard in range(3):
-        root = rerecorded(root, shard, pairs=hashlib.sha256(PAIRS).hexdigest())
+        root = rewrite_record(root, shard, pairs=hashlib.sha256(PAIRS).hexdigest())
     root.write_index()
     return root
 
@@ -231,17 +231,17 @@ def similar(root) -> Root:
     ],
 )
 def test_pairs_that_cannot_serve_are_found_and_put_aside(similar, content, reason):
-    assert found(similar, full=True) == []
+    assert problems_found(similar, full=True) == []
     similar.store.put("pairs.json", content)
     (problem,) = damage(similar)
     assert (problem.kind, problem.files) == ("pairs", ("pairs.json",))
     assert problem.text.startswith(f"pairs.json {reason}")
     assert quarantine(similar, [problem]) == 1
     assert json.loads(similar.store.get("discarded/pairs.1.json")) == {"why": problem.text}
-    assert found(similar) == ["pairs.json is missing"]
+    assert problems_found(similar) == ["pairs.json is missing"]
     assert quarantine(similar, damage(similar)) == 0
     similar.store.put("pairs.json", PAIRS)  # as they are drawn again
-    assert found(similar) == []
+    assert problems_found(similar) == []
 
 
 def test_pairs_other_than_those_that_shards_were_made_with(similar):
@@ -257,23 +257,23 @@ def test_pairs_other_than_those_that_shards_were_made_with(similar):
 
 def test_pairs_are_looked_at_where_the_plan_draws_them(root):
     root.store.put("pairs.json", b"{")
-    assert found(root) == []
+    assert problems_found(root) == []
     plan = json.loads(root.store.get("plan.json"))
     for kind in ("all", "similar"):
         plan["config"]["mixing"]["pairs"] = {"kind": kind, "count": 2}
         root.store.put("plan.json", json.dumps(plan).encode())
-        assert len(found(Root(root.url))) == (kind == "similar")
+        assert len(problems_found(Root(root.url))) == (kind == "similar")
     assert unusable_pairs(PAIRS, root.plan) is None  # whatever their number
 
 
 def test_a_damaged_index_and_one_that_pins_what_is_gone(root):
     root.store.create("index/1.json", b'{"plan": "')
     root.store.delete(root.committed()[2].tar)
-    named = [p.text for p in damage(Root(root.url)) if p.kind == "index"]
-    assert named[0].startswith(
+    texts = [p.text for p in damage(Root(root.url)) if p.kind == "index"]
+    assert texts[0].startswith(
         "index/0.json: pins 1 tars that are missing or cut, shards/0000/0000002"
     )
-    assert named[1].startswith("index/1.json: index: ")
+    assert texts[1].startswith("index/1.json: index: ")
 
 
 def test_a_record_beyond_the_plan(root):
@@ -287,22 +287,24 @@ def test_labels_that_are_damaged_or_of_other_images(root):
     for shard, entry in root.committed().items():
         groups = [labels_of(group) for group in root.layout.groups_of(shard)]
         labels.commit(shard, images=entry.sha256, groups=groups)
-    assert found(root, full=True) == []
-    changed(root, labels.name(1), lambda content: content[:-9])
+    assert problems_found(root, full=True) == []
+    rewrite(root, labels.name(1), lambda content: content[:-9])
     assert LabelSet(root, LABELS_DIGEST).missing() == [1]
     (problem,) = damage(root, full=True)
     assert str(problem) == "shard 1: labels/ab12ab12ab12: damaged, or of other images"
     assert quarantine(root, [problem]) == 1
     assert not root.store.exists(labels.name(1))
     labels.commit(1, images=root.committed()[1].sha256, groups=[labels_of(2)])
-    assert found(root, full=True) == ["shard 1: labels/ab12ab12ab12: other groups than the shard's"]
+    assert problems_found(root, full=True) == [
+        "shard 1: labels/ab12ab12ab12: other groups than the shard's"
+    ]
 
 
 @pytest.mark.parametrize("change", ["damaged", "of another root"])
 def test_a_label_set_that_cannot_be_opened(root, change):
     name = f"{label_set(root).folder}/set.json"
-    said = json.loads(root.store.get(name)) | {"plan": "e" * 64}
-    root.store.put(name, b"{" if change == "damaged" else json.dumps(said).encode())
+    values = json.loads(root.store.get(name)) | {"plan": "e" * 64}
+    root.store.put(name, b"{" if change == "damaged" else json.dumps(values).encode())
     (problem,) = damage(root)
     assert (problem.kind, problem.files) == ("labels", ())
     assert problem.text.startswith(f"{name}: ") and "remove it and run" in problem.text
@@ -312,7 +314,7 @@ def test_a_full_look_reads_every_tar_once(tmp_path):
     root = whole_root(tmp_path / "many", shards=12)
     tars = [entry.tar for entry in root.committed().values()]
     for tar in tars[::2]:
-        changed(root, tar, flipped(600))
+        rewrite(root, tar, flip_bit_at(600))
     opened: list[str] = []
     store = root.store
 
@@ -328,8 +330,8 @@ def test_a_full_look_reads_every_tar_once(tmp_path):
 
 def test_what_is_damaged_counts_as_missing_and_can_be_made_again(root):
     entry, record = root.committed()[1], root.record(1)
-    whole = root.store.get(entry.tar)
-    root.store.put(entry.tar, whole[:600] + b"?" + whole[601:])
+    content = root.store.get(entry.tar)
+    root.store.put(entry.tar, content[:600] + b"?" + content[601:])
     assert quarantine(root, verify(root)) == 0
     assert quarantine(root, verify(root, full=True)) == 1
     assert root.missing() == Root(root.url).missing() == [1]
@@ -339,9 +341,9 @@ def test_what_is_damaged_counts_as_missing_and_can_be_made_again(root):
     note = json.loads(root.store.get("discarded/0000/0000001.1.json"))
     assert "does not have the recorded SHA-256" in note["why"]
     assert CommitRecord.read(note["record"].encode()) == record
-    root.store.put(entry.tar, whole)
+    root.store.put(entry.tar, content)
     assert root.commit(record.model_copy(update={"worker": "second"}))
-    assert found(Root(root.url), full=True) == []
+    assert problems_found(Root(root.url), full=True) == []
     assert root.write_index() == "index/1.json"
 
 
@@ -356,12 +358,12 @@ def test_a_damaged_record_is_put_aside_and_its_tar_stays(root):
 
 def test_a_shard_that_a_living_process_works_on_is_left_to_it(root):
     root.store.delete(root.committed()[1].tar)
-    with subprocess.Popen(["sleep", "60"]) as other:
-        note = {"host": machine(), "pid": other.pid}
+    with subprocess.Popen(["sleep", "60"]) as builder:
+        note = {"host": machine(), "pid": builder.pid}
         root.store.create("leases/0000001.json", json.dumps(note).encode())
         assert quarantine(root, verify(root)) == 0
         assert root.missing() == []
-        other.kill()
+        builder.kill()
     assert quarantine(root, verify(root)) == 1
     assert root.store.list("leases") == []
     assert root.missing() == [1]
@@ -393,29 +395,29 @@ def test_what_only_a_person_can_repair_is_passed_over(root):
 
 
 def test_prototypes_must_be_those_that_shards_were_made_with(root):
-    ours = root.made_from()["prototypes"]
-    assert ours == hashlib.sha256(prototypes()).hexdigest()
-    check_same_origin(root, "prototypes", ours)  # these records do not say
-    again = rerecorded(root, 1, prototypes=ours)
-    check_same_origin(again, "prototypes", ours)
-    assert again.made_with("prototypes") == {ours: 1, "": 2}
+    digest = root.made_from()["prototypes"]
+    assert digest == hashlib.sha256(prototypes()).hexdigest()
+    check_same_origin(root, "prototypes", digest)  # these records do not say
+    changed_root = rewrite_record(root, 1, prototypes=digest)
+    check_same_origin(changed_root, "prototypes", digest)
+    assert changed_root.made_with("prototypes") == {digest: 1, "": 2}
     root.store.put("prototypes.safetensors", prototypes() + b" ")
     message = r"prototypes\.safetensors = .*are not those that 1 shards, 1 on, were made with"
     with pytest.raises(InputError, match=message):
-        check_same_origin(again, "prototypes", Root(root.url).made_from()["prototypes"])
+        check_same_origin(changed_root, "prototypes", Root(root.url).made_from()["prototypes"])
 
 
 def test_what_an_index_pins_may_have_been_made_again(root):
-    """An index that is older than a shard pins its first tar, which may stay or be gone."""
+    """An index older than a shard pins the shard's first tar, which may have been removed."""
     first = root.committed()[1]
     root.discard(1)
-    other = tar_of(sample(2), sample(3, seed=7))
-    put_shard(root.store, 1, other, first=2, groups=2, count=2, discards=1)
-    again = Root(root.url)
-    assert again.committed()[1].sha256 != first.sha256
-    assert found(again) == []
+    tar = tar_of(sample(2), sample(3, seed=7))
+    put_shard(root.store, 1, tar, first=2, groups=2, count=2, discards=1)
+    reopened = Root(root.url)
+    assert reopened.committed()[1].sha256 != first.sha256
+    assert problems_found(reopened) == []
     assert open_index(root.store, "index/0.json").shards()[1] == first
     root.store.delete(first.tar)
-    assert found(again) == [
+    assert problems_found(reopened) == [
         f"shard 1: index/0.json: pins 1 tars that are missing or cut, {first.tar} on"
     ]

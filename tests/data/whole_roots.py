@@ -1,4 +1,4 @@
-"""Hand-made roots with all that a built one has: prototypes, and many shards where asked for."""
+"""Hand-made roots with every file that a built one has, prototypes among them."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def prototypes(vectors: np.ndarray | None = None, facts: dict[str, str] = FACTS)
 
 
 def whole_root(folder: Path | str, shards: int = 3, groups: int = 2) -> Root:
-    """Every shard committed, prototypes measured, an index written."""
+    """A complete root: every shard committed, prototypes measured, an index written."""
     root = make_root(folder, shards, groups)
     root.store.create("prototypes.safetensors", prototypes())
     return root
@@ -39,7 +39,7 @@ def whole_root(folder: Path | str, shards: int = 3, groups: int = 2) -> Root:
 def commit_record(
     shard: int, *, plan: str = PLAN_DIGEST, groups: int = 2, **changes: Any
 ) -> CommitRecord:
-    """Of a shard whose tar and features hold `abc`."""
+    """The record of a shard whose tar and features hold `abc`."""
     digest = hashlib.sha256(b"abc").hexdigest()
     stem = f"{shard_stem(shard)}-{digest[:8]}"
     values: dict[str, Any] = {
@@ -60,20 +60,20 @@ def commit_record(
 
 
 def failure(shard: int, time: float = 1.0, **changes: Any) -> Failure:
-    """An attempt that failed; its number is given where it is written down."""
+    """A failed attempt; its number is set when it is stored."""
     values = {"shard": shard, "attempt": 1, "error": "ValueError", "message": "group 3: flat"}
     return Failure(**values | {"time": time} | changes)
 
 
 def empty_root(folder: Path, shards: int = 3, groups: int = 2) -> Root:
-    """Nothing committed yet."""
+    """A root with a plan and nothing committed."""
     plan = make_plan(shards, shards * groups)
     Store(str(folder)).create("plan.json", json.dumps(plan).encode())
     return Root(str(folder))
 
 
 class Counting:
-    """A store that counts what is asked of it; many names at once count one by one."""
+    """A store that counts its calls; `get_many` counts as one `get` per name."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.calls = store, Tally()

@@ -1,4 +1,4 @@
-"""What watches processes from outside, what Prefect's server shows of a run, a GPU's driver."""
+"""Fixtures that watch processes, read a run from Prefect's server, and fake a GPU's driver."""
 
 import os
 import time
@@ -54,10 +54,10 @@ def artifacts_of(prefect_api: str) -> Callable[[object], dict[str, dict[str, Any
     """artifacts_of(flow run's id): its artifacts by key, as Prefect's pages get them."""
 
     def read(run: object) -> dict[str, dict[str, Any]]:
-        chosen = {"artifacts": {"flow_run_id": {"any_": [str(run)]}}, "limit": 200}
+        run_filter = {"artifacts": {"flow_run_id": {"any_": [str(run)]}}, "limit": 200}
         with get_client(sync_client=True) as client:  # it has the token that a POST needs
-            found = client.request("POST", "/artifacts/filter", json=chosen).json()
-        return {artifact["key"]: artifact for artifact in found}
+            artifacts = client.request("POST", "/artifacts/filter", json=run_filter).json()
+        return {artifact["key"]: artifact for artifact in artifacts}
 
     return read
 
@@ -68,28 +68,28 @@ def latest_artifact(prefect_api: str) -> Callable[[str], dict[str, Any]]:
 
     def read(key: str) -> dict[str, Any]:
         with get_client(sync_client=True) as client:
-            found: dict[str, Any] = client.request("GET", f"/artifacts/{key}/latest").json()
-        return found
+            artifact: dict[str, Any] = client.request("GET", f"/artifacts/{key}/latest").json()
+        return artifact
 
     return read
 
 
 @pytest.fixture(scope="session")
 def ended_tasks(prefect_api: str) -> Callable[[UUID, int], dict[str, TaskRun]]:
-    """ended_tasks(flow run's id, count): its tasks by name, once the server tells of so many ends.
+    """ended_tasks(flow run's id, count): its tasks by name, once `count` of them have ended.
 
-    A server records tasks from their events, so they come a moment after their run. Too few of
-    them after a while are returned as they are, for a test's own words.
+    A server records tasks from their events, so they come a moment after their run. After
+    `timeout_s` the tasks are returned even if too few ended, so that the test can report it.
     """
 
     def read(flow_run: UUID, count: int, timeout_s: float = 60) -> dict[str, TaskRun]:
-        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+        run_filter = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
         deadline = time.monotonic() + timeout_s
         with get_client(sync_client=True) as client:
             while True:
-                tasks = client.read_task_runs(flow_run_filter=chosen, limit=9)
-                ended = [task for task in tasks if task.state and task.state.is_final()]
-                if len(ended) >= count or time.monotonic() > deadline:
+                tasks = client.read_task_runs(flow_run_filter=run_filter, limit=9)
+                final_tasks = [task for task in tasks if task.state and task.state.is_final()]
+                if len(final_tasks) >= count or time.monotonic() > deadline:
                     return {task.name: task for task in tasks}
                 time.sleep(0.1)
 
@@ -98,9 +98,9 @@ def ended_tasks(prefect_api: str) -> Callable[[UUID, int], dict[str, TaskRun]]:
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """nvidia_smi(script): what that command does here, where nothing else chose GPUs.
+    """nvidia_smi(script): replaces that command, in an environment that chooses no GPUs.
 
-    What was asked before, in another test or of another script, is forgotten.
+    Answers of earlier tests or scripts are not cached.
     """
     folder = tmp_path / "nvidia"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Nothing is written into the folder of somebody's pictures, where it would become a class."""
+"""Nothing is written into a folder of real images, where a new folder would become a class."""
 
 import json
 import os
@@ -31,26 +31,26 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def written(path: Path, values: dict) -> str:
+def write_yaml(path: Path, values: dict) -> str:
     path.write_text(yaml.safe_dump(values))
     return str(path)
 
 
 @pytest.fixture
 def configs(pictures: Path, hasty_config: BuildConfig, tmp_path: Path) -> dict[str, str]:
-    """By command, settings that name the pictures."""
+    """Per command a config file whose real images are the pictures."""
     real = {"name": "imagefolder", "path": str(pictures)}
     build = hasty_config.model_dump(mode="json", exclude_defaults=True) | {"real": real}
     train = {"real": real, "model": {"name": "lenet"}, "epochs": 1}
     rows = {"baseline": "CE", "datasets": {"mine": {}}, "methods": {"CE": {}}}
     study = {"name": "mine", "base": train, **rows}
-    given = {
+    values = {
         "build": build,
         "train": {"name": "ce"} | train,
         "study": study,
         "standins": {"real": real},
     }
-    return {name: written(tmp_path / f"{name}.yaml", v) for name, v in given.items()}
+    return {name: write_yaml(tmp_path / f"{name}.yaml", v) for name, v in values.items()}
 
 
 @pytest.mark.parametrize("command", ["build", "build --check", "train", "study", "standins"])
@@ -80,9 +80,9 @@ def test_links_lead_to_the_folder_out_of_it_and_to_its_classes(pictures, tmp_pat
     (tmp_path / "within").symlink_to(pictures / "zero")
     (tmp_path / "far").mkdir()
     (pictures / "away").symlink_to(tmp_path / "far")
-    given, folder = tmp_path / place, os.path.relpath(tmp_path / "link")
+    path, folder = tmp_path / place, os.path.relpath(tmp_path / "link")
     with pytest.raises(Exception, match="choose a place outside of it"):
-        check_outside_images(folder, given)
+        check_outside_images(folder, path)
 
 
 def test_images_are_neither_exported_nor_baked_into_it(root, pictures):

@@ -1,4 +1,4 @@
-"""What runs show in Prefect's pages, on a real server."""
+"""Artifacts of runs on Prefect's pages, on a real server."""
 
 import json
 import logging
@@ -76,8 +76,8 @@ def test_a_summary_in_numbers():
 
 
 def test_a_summary_tells_of_series_left_out():
-    found = replace(HALF, left_out=1, groups_done=3, images_done=12)
-    assert summary(found, began=NONE, seconds=32.0)["left out"] == "1 series"
+    progress = replace(HALF, left_out=1, groups_done=3, images_done=12)
+    assert summary(progress, began=NONE, seconds=32.0)["left out"] == "1 series"
 
 
 def test_progress_of_a_training_counts_the_epochs_of_all_its_seeds(tmp_path):
@@ -87,15 +87,15 @@ def test_progress_of_a_training_counts_the_epochs_of_all_its_seeds(tmp_path):
     (tmp_path / "seed-0" / "history.jsonl").write_text("{}\n" * 2)  # ended early
     (tmp_path / "seed-1").mkdir()
     (tmp_path / "seed-1" / "history.jsonl").write_text("{}\n" * 2)
-    share, words = training_progress(settings, tmp_path)
-    assert (share, words) == (0.5, "1 of 3 seeds measured, seed 1: epoch 2 of 4")
+    fraction, text = training_progress(settings, tmp_path)
+    assert (fraction, text) == (0.5, "1 of 3 seeds measured, seed 1: epoch 2 of 4")
 
 
 @pytest.mark.parametrize(("images", "warned"), [(2, True), (5, False)])
 def test_labels_that_came_out_nearly_hard_are_said_at_the_end_of_a_build(
     tmp_path, caplog, monkeypatch, prefect_api, images, warned
 ):
-    """Of end points alone all are hard; of five images three are not."""
+    """Labels of end points are all hard; of five images per series three are not."""
     monkeypatch.setattr(logging.getLogger("semix"), "propagate", True)
     root = make_root(tmp_path / "mixed", shards=2, count=images)
     build_summary(root, key="end", began=root.progress(), before=[], seconds=2.0)
@@ -109,14 +109,14 @@ def test_a_picture_shrinks_until_it_fits():
 
 
 @pytest.fixture(scope="module")
-def shown(artifacts_of, tmp_path_factory):
+def shown_run(artifacts_of, tmp_path_factory):
     """Artifacts of one run by key, what the server showed on the way, and the lines of the log."""
     folder = tmp_path_factory.mktemp("shown")
     root = make_root(folder / "mixed", shards=6)
     root.discard(4)
     root.record_failure(Failure(shard=4, attempt=1, error="OSError", message="disk full", time=0.0))
     (folder / "study.md").write_text("# Study\n\n| a |\n|---|\n| 1 |\n\n![](figures/a.png)\n")
-    seen, lines = [], []
+    updates, lines = [], []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("semix.prefect").addHandler(handler)
@@ -124,8 +124,8 @@ def shown(artifacts_of, tmp_path_factory):
     @flow
     def showing() -> str:
         def look() -> None:
-            found = artifacts_of(runtime.flow_run.id)["grows"]
-            seen.append((found["data"], found["description"]))
+            artifact = artifacts_of(runtime.flow_run.id)["grows"]
+            updates.append((artifact["data"], artifact["description"]))
 
         with run_context("build"):
             with growing_artifact("grows") as publish:
@@ -147,40 +147,40 @@ def shown(artifacts_of, tmp_path_factory):
 
     run = showing()
     logging.getLogger("semix.prefect").removeHandler(handler)
-    return artifacts_of(run), seen, lines
+    return artifacts_of(run), updates, lines
 
 
-def test_an_artifact_grows_now_and_then_and_ends_right(shown):
-    _, seen, _ = shown
-    assert seen == [(0.0, "begins"), (25.0, "first"), (50.0, "soon after")]
+def test_an_artifact_grows_now_and_then_and_ends_right(shown_run):
+    _, updates, _ = shown_run
+    assert updates == [(0.0, "begins"), (25.0, "first"), (50.0, "soon after")]
 
 
-def test_progress_says_how_many_images(shown):
-    artifact = shown[0]["counts"]
+def test_progress_says_how_many_images(shown_run):
+    artifact = shown_run[0]["counts"]
     assert (artifact["data"], artifact["description"]) == (50.0, "16 of 32 images, 1 failed shard")
 
 
-def test_the_end_of_a_build_names_failures(shown):
-    rows = {row["what"]: row["value"] for row in json.loads(shown[0]["end-summary"]["data"])}
+def test_the_end_of_a_build_names_failures(shown_run):
+    rows = {row["what"]: row["value"] for row in json.loads(shown_run[0]["end-summary"]["data"])}
     assert rows["shards"] == "5 of 6, 0 in this run"
     assert rows["shard 4 failed"] == "OSError: disk full"
     assert rows["entropy of labels"].endswith(" of equal labels'")
 
 
-def test_series_are_shown_of_several_shards(shown):
-    assert shown[0]["end-series"]["data"].startswith(
+def test_series_are_shown_of_several_shards(shown_run):
+    assert shown_run[0]["end-series"]["data"].startswith(
         "![series 1, 5, 9, 16](data:image/webp;base64,"
     )
 
 
-def test_a_page_is_shown_without_its_figures_and_linked(shown):
-    text = shown[0]["end-results"]["data"]
+def test_a_page_is_shown_without_its_figures_and_linked(shown_run):
+    text = shown_run[0]["end-results"]["data"]
     assert "| 1 |" in text and "figures/a.png" not in text
-    link = shown[0]["end-page"]["data"]
+    link = shown_run[0]["end-page"]["data"]
     assert link.startswith("[study.md](file:///") and link.endswith("/study.md)")
 
 
-def test_what_prefect_refuses_is_said_once_and_costs_nothing(shown):
-    _, _, lines = shown
+def test_what_prefect_refuses_is_said_once_and_costs_nothing(shown_run):
+    _, _, lines = shown_run
     assert len(lines) == 1
     assert lines[0].startswith("Prefect does not show all of this run: ")

@@ -1,4 +1,4 @@
-"""`semix audit` on a dataset that was really built, against the report's own figures."""
+"""`semix audit` on a dataset that was really built, compared with the values of the report."""
 
 import json
 import re
@@ -27,9 +27,9 @@ from typer.testing import CliRunner
 
 @pytest.fixture(scope="module")
 def root(built, tmp_path_factory) -> Root:
-    place = tmp_path_factory.mktemp("audited") / "mixed"
-    shutil.copytree(built.url, place)
-    return Root(str(place))
+    path = tmp_path_factory.mktemp("audited") / "mixed"
+    shutil.copytree(built.url, path)
+    return Root(str(path))
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +60,17 @@ def judge(make_run) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(root, judge, tmp_path_factory) -> dict:
+def audit_result(root, judge, tmp_path_factory) -> dict:
     return audit(root.url, judge=judge, out=tmp_path_factory.mktemp("out"))
 
 
 @pytest.mark.process  # for its length
-def test_the_audit_has_the_figures_of_the_report(root, judge, found):
-    """Exactly: the same functions over the same numbers."""
+def test_the_audit_has_the_figures_of_the_report(root, judge, audit_result):
+    """They are equal exactly: the same functions over the same numbers."""
     mixed = MixedDataset(root.url)
     agreement = measure_agreement(mixed, judge)
     (row,) = noise_rows([ComparedNoise("all", mixed, agreement)])
-    values = json.loads(Path(found["json"]).read_text())
+    values = json.loads(Path(audit_result["json"]).read_text())
     overall = values["overall"]
     assert (values["series"], values["images"]) == (row.series, row.images)
     assert overall["correlation"]["median"] == row.median
@@ -86,21 +86,21 @@ def test_the_audit_has_the_figures_of_the_report(root, judge, found):
     assert values["digest"] == mixed.digest
 
 
-def test_flags_are_stored_where_readers_exclude_by_them(root, found):
-    assert found["flags_file"] == "audit/0.json"
+def test_flags_are_stored_where_readers_exclude_by_them(root, audit_result):
+    assert audit_result["flags_file"] == "audit/0.json"
     flags = json.loads(root.store.get("audit/0.json"))
-    assert flags["flags"] == found["flags"]
+    assert flags["flags"] == audit_result["flags"]
     source = PinnedRoot(Root(root.url))
     for flag, rules in (
         ("not_monotone", Exclusion(monotone=True)),
         ("end_points", Exclusion(end_points=True)),
     ):
-        chosen, left_out = SeriesFilter(rules, source), set()
+        series_filter, left_out = SeriesFilter(rules, source), set()
         for shard in source.shards:
             records = [sample.record for sample in source.samples(shard)]
-            keep = chosen.keep(shard, records)
-            left_out |= {r.group for r, kept in zip(records, keep, strict=True) if not kept}
-        assert left_out == set(found["flags"][flag]) != set()
+            keep = series_filter.keep(shard, records)
+            left_out |= {r.group for r, is_kept in zip(records, keep, strict=True) if not is_kept}
+        assert left_out == set(audit_result["flags"][flag]) != set()
 
 
 def test_the_command_prints_a_table_and_leaves_the_page_in_place(root, tmp_path, monkeypatch):
@@ -115,9 +115,9 @@ def test_the_command_prints_a_table_and_leaves_the_page_in_place(root, tmp_path,
 
 def test_json_is_the_same_as_the_file(root, tmp_path):
     result = CliRunner().invoke(app, ["audit", root.url, "--out", str(tmp_path), "--json"])
-    shown = json.loads(result.stdout)
-    kept = json.loads((tmp_path / "audit.json").read_text())
-    assert {key: shown[key] for key in kept} == kept
+    printed = json.loads(result.stdout)
+    stored = json.loads((tmp_path / "audit.json").read_text())
+    assert {key: printed[key] for key in stored} == stored
 
 
 def test_a_judge_must_have_seen_real_images_of_these_classes(root, make_run, judge, tmp_path):
@@ -129,10 +129,10 @@ def test_a_judge_must_have_seen_real_images_of_these_classes(root, make_run, jud
     with pytest.raises(InputError, match=r"judge = .*: holds no evaluation.json"):
         audit(root.url, judge=tmp_path / "nothing", out=tmp_path)
     data = json.loads((judge / "data.json").read_text())
-    other = {**data, "class_names": [*"abcdefghij"]}
+    other_classes = {**data, "class_names": [*"abcdefghij"]}
     for name in ("config.json", "evaluation.json"):
         (small / name).write_bytes((judge / name).read_bytes())
-    (small / "data.json").write_text(json.dumps(other))
+    (small / "data.json").write_text(json.dumps(other_classes))
     with pytest.raises(InputError, match=r"judge = .*: has classes a, b, c, d, e, ..."):
         audit(root.url, judge=small, out=tmp_path)
 

@@ -133,8 +133,8 @@ def test_a_child_that_cannot_be_killed_is_left_and_named(alive, sleeper, monkeyp
     try:
         assert alive(outcome.pid)
         assert outcome.last_lines == (str(outcome.pid),)
-        said = f"process {outcome.pid} is stuck in the kernel; SIGKILL did not end it"
-        assert (outcome.stuck, outcome.hung, str(outcome)) == (True, False, said)
+        message = f"process {outcome.pid} is stuck in the kernel; SIGKILL did not end it"
+        assert (outcome.stuck, outcome.hung, str(outcome)) == (True, False, message)
         assert f"process {outcome.pid} survived SIGKILL" in caplog.text
     finally:
         os.kill(outcome.pid, signal.SIGKILL)
@@ -214,9 +214,9 @@ def test_a_child_that_was_started_ahead_goes_on_with_the_command(tmp_path, monke
             assert outcome.returncode == 75
         assert alive(ahead["0"])
     assert not alive(ahead["0"])
-    first, *others = [line.split(" ", 1) for line in lines if line != "imported"]
-    assert first == [str(ahead["1"]), "['--a', '1'] 1 True"]  # the others began when asked for
-    assert [text for _, text in others] == ["['--a', '1'] 1 False", "['--a', '2'] 2 False"]
+    first_line, *other_lines = [line.split(" ", 1) for line in lines if line != "imported"]
+    assert first_line == [str(ahead["1"]), "['--a', '1'] 1 True"]  # the others began when asked for
+    assert [text for _, text in other_lines] == ["['--a', '1'] 1 False", "['--a', '2'] 2 False"]
     assert lines.count("imported") == 1
 
 

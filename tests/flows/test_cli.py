@@ -40,9 +40,9 @@ HEAVY = {"torch", "prefect", "diffusers", "transformers", "open_clip", "accelera
 
 
 def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
-    what = ["-c", code] if code else ["-m", "semix.flows.cli"]
+    program = ["-c", code] if code else ["-m", "semix.flows.cli"]
     return subprocess.Popen(
-        [sys.executable, *what, *arguments],
+        [sys.executable, *program, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -97,11 +97,11 @@ def test_status_for_people(root):
     assert ["missing", "2"] in lines
     assert ["stages", "generate", "2", "s,", "encode", "1.2", "s"] in lines
     assert not any(line[0] == "left" for line in lines)
-    found = Root(str(root))
-    short = found.record(0).model_copy(
+    opened = Root(str(root))
+    lacking = opened.record(0).model_copy(
         update={"groups": 1, "left_out": [LeftOut(group=1, reason="image 0 is one flat value")]}
     )
-    found.store.put(record_name(0), short.written())
+    opened.store.put(record_name(0), lacking.written())
     _, out, _ = semix("status", str(root))
     assert ["left", "out", "1", "series"] in [line.split() for line in out.splitlines()]
 
@@ -129,8 +129,8 @@ def test_failures_are_shown_with_their_reason(root):
     _, out, _ = semix("failures", str(root))
     assert out.splitlines()[0] == "shard 2: ValueError: group 5: flat (group 5, 2 attempts)"
     _, out, _ = semix("failures", str(root), "--json")
-    found = json.loads(out)["2"]
-    assert (found["message"], found["attempts"], found["group"]) == ("group 5: flat", 2, 5)
+    row = json.loads(out)["2"]
+    assert (row["message"], row["attempts"], row["group"]) == ("group 5: flat", 2, 5)
 
 
 def test_verify_finds_damage_and_says_so_in_its_exit_status(root):
@@ -147,8 +147,10 @@ def test_verify_finds_damage_and_says_so_in_its_exit_status(root):
     assert out.splitlines()[-1].startswith("2 problems; `semix resume ")
     status, out, _ = semix("verify", str(root), "--json")
     assert status == 1
-    found = [(problem["shard"], problem["kind"], problem["damage"]) for problem in json.loads(out)]
-    assert found == [(0, "shard", True), (1, "orphan", False), (None, "prototypes", True)]
+    problems = [
+        (problem["shard"], problem["kind"], problem["damage"]) for problem in json.loads(out)
+    ]
+    assert problems == [(0, "shard", True), (1, "orphan", False), (None, "prototypes", True)]
 
 
 def test_gc_shows_and_then_removes(root):
@@ -170,7 +172,7 @@ def test_gc_shows_and_then_removes(root):
 
 
 def test_failed_shards_left_out_need_no_prefect(root):
-    """All that is missing has failed: nothing is tried, and the limit decides."""
+    """Every missing shard has failed: none is tried, and the limit decides the outcome."""
     for shard in (1, 1):
         Root(str(root)).record_failure(failure(shard))
     status, _, err = semix("resume", str(root), "--skip-failed", "1")
@@ -217,11 +219,11 @@ def test_bad_input_is_one_line_and_exit_status_2(root, tmp_path, arguments, mess
         "annotation": {"model": "local-dir:/nowhere"},
     }
     config.write_text(yaml.safe_dump(values))
-    places = {"config": config, "folder": tmp_path, "root": root}
-    status, out, err = semix(*(part.format(**places) for part in arguments))
+    paths = {"config": config, "folder": tmp_path, "root": root}
+    status, out, err = semix(*(argument.format(**paths) for argument in arguments))
     assert (status, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1
-    assert message.format(**places) in err
+    assert message.format(**paths) in err
 
 
 @pytest.fixture(scope="module")
@@ -265,20 +267,22 @@ CONFIGS = {
 def test_a_folder_of_something_else_is_refused_and_left_as_it_was(
     config_file, tmp_path, arguments, kind, name, content
 ):
-    places = {"build": config_file, "out": tmp_path / "out"}
+    paths = {"build": config_file, "out": tmp_path / "out"}
     for command, values in CONFIGS.items():
-        places[command] = tmp_path / f"{command}.yaml"
-        places[command].write_text(yaml.safe_dump(values))
-    path = places["out"] / name
+        paths[command] = tmp_path / f"{command}.yaml"
+        paths[command].write_text(yaml.safe_dump(values))
+    path = paths["out"] / name
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    before = sorted(places["out"].rglob("*"))
-    status, out, err = semix(*(part.format(**places) for part in arguments))
+    before = sorted(paths["out"].rglob("*"))
+    status, out, err = semix(*(argument.format(**paths) for argument in arguments))
     assert (status, out) == (2, "")
-    first = name.partition("/")[0]
-    told = f"error: out = {places['out']}: holds {first}, and is no {kind}; choose a new or an"
-    assert err.startswith(told)
-    assert sorted(places["out"].rglob("*")) == before and path.read_text() == content
+    first_name = name.partition("/")[0]
+    message = (
+        f"error: out = {paths['out']}: holds {first_name}, and is no {kind}; choose a new or an"
+    )
+    assert err.startswith(message)
+    assert sorted(paths["out"].rglob("*")) == before and path.read_text() == content
 
 
 def test_debug_shows_the_traceback(tmp_path):
@@ -304,18 +308,18 @@ def test_the_version_is_that_of_the_package():
 @pytest.mark.parametrize("command", ["browse {root}", "show {root} 0", "export {root} --to {to}"])
 @pytest.mark.parametrize("kept", [0, 700])
 def test_a_tar_that_is_cut_is_named_with_what_mends_it(root, tmp_path, command, kept):
-    """In the fixture each holds three bytes; longer ones are zeros."""
+    """The tar is replaced by zeros, none or 700 bytes."""
     name = commit_record(0).tar
     (root / name).write_bytes(bytes(kept))
     Root(str(root)).write_index()
-    given = command.format(root=root, to=tmp_path / "to").split(" ")
-    if given[0] == "browse":
-        given += ["--groups", "0", "--out", str(tmp_path / "sheet.png")]
-    status, out, err = semix(*given)
+    arguments = command.format(root=root, to=tmp_path / "to").split(" ")
+    if arguments[0] == "browse":
+        arguments += ["--groups", "0", "--out", str(tmp_path / "sheet.png")]
+    status, out, err = semix(*arguments)
     assert (status, out) == (1, "")
     assert err.startswith("error: ") and name in err
-    ways = f"`semix verify {root} --full` shows all damage, `semix resume {root} --full` mends it"
-    assert err.splitlines()[-1] == ways
+    remedy = f"`semix verify {root} --full` shows all damage, `semix resume {root} --full` mends it"
+    assert err.splitlines()[-1] == remedy
     assert not (tmp_path / "to").exists()
 
 
@@ -332,10 +336,10 @@ def test_a_tar_that_is_cut_is_named_with_what_mends_it(root, tmp_path, command, 
     ],
 )
 def test_a_place_that_cannot_be_written_is_named_first(root, tmp_path, command, remedy):
-    places = {"root": root, "folder": tmp_path, "file": root / "plan.json"}
-    status, _, err = semix(*command.format(**places).split(" "))
+    paths = {"root": root, "folder": tmp_path, "file": root / "plan.json"}
+    status, _, err = semix(*command.format(**paths).split(" "))
     assert (status, err.count("\n")) == (2, 1)
-    assert remedy.format(**places) in err
+    assert remedy.format(**paths) in err
     assert not (tmp_path / "no").exists()
 
 
@@ -374,13 +378,13 @@ def test_a_check_prints_what_a_build_will_take(config_file, hasty_config, tmp_pa
     arguments = ("--check", "--json", "--rate", "2", "--share", "0.5")
     status, out, err = semix("build", str(config_file), "--out", str(tmp_path / "x"), *arguments)
     assert status == 0, err
-    found = json.loads(out)
+    facts = json.loads(out)
     expected = asdict(estimate(BuildPlan(hasty_config)))
-    assert {key: found[key] for key in expected} == expected
-    assert (found["classes"], found["groups"], found["shards"], found["missing"]) == (10, 45, 8, 8)
-    assert found["hours"] == pytest.approx(found["tflop"] / 3600)  # 1 TFLOP/s
-    assert found["free_bytes"] > found["bytes"] > 0
-    assert found["timed"] is None
+    assert {key: facts[key] for key in expected} == expected
+    assert (facts["classes"], facts["groups"], facts["shards"], facts["missing"]) == (10, 45, 8, 8)
+    assert facts["hours"] == pytest.approx(facts["tflop"] / 3600)  # 1 TFLOP/s
+    assert facts["free_bytes"] > facts["bytes"] > 0
+    assert facts["timed"] is None
     assert not (tmp_path / "x").exists()
 
 
@@ -389,21 +393,21 @@ def test_a_check_decodes_every_picture(config_file, tmp_path):
         (tmp_path / "own" / name).mkdir(parents=True)
         for number in range(10):
             Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / f"own/{name}/{number}.png")
-    own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
-    own = (*own, "--set", "mixing.groups_per_pair=1", "--rate", "2", "--check")
+    options = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
+    options = (*options, "--set", "mixing.groups_per_pair=1", "--rate", "2", "--check")
     where = ("build", str(config_file), "--out", str(tmp_path / "x"))
     (tmp_path / "own/seven/10.heic").write_bytes(b"")
-    status, _, err = semix(*where, *own)
+    status, _, err = semix(*where, *options)
     assert status == 0 and "20 real images can be decoded" in err
     assert "warning: ignored beside 20 images: 1 .heic" in err
     (tmp_path / "own/eight/3.png").write_bytes(b"<html>")
-    status, out, err = semix(*where, *own)
+    status, out, err = semix(*where, *options)
     assert (status, out) == (2, "")
     assert f"error: real.skip_bad = 0: 1 of 20 images in {tmp_path / 'own'} cannot be" in err
     assert err.endswith(
         "\n  eight/3.png: it is HTML or XML, no PNG, JPEG, WebP, TIFF, BMP or GIF\n"
     )
-    status, _, err = semix(*where, *own, "--set", "real.skip_bad=1")
+    status, _, err = semix(*where, *options, "--set", "real.skip_bad=1")
     assert status == 0 and "19 real images can be decoded" in err
     assert not (tmp_path / "x").exists()
 
@@ -425,7 +429,7 @@ def test_a_check_for_people_and_one_warm_batch(config_file, tmp_path):
 
 @pytest.fixture(scope="module")
 def unfinished(hasty_config, tmp_path_factory) -> str:
-    """A root with everything still to do, but for the prototypes: more than a few seconds' work."""
+    """A root with prototypes and no shards: more than a few seconds of work."""
     config = load_settings(BuildConfig, hasty_config.model_dump(), ["mixing.groups_per_pair=20"])
     root = create_root(config, str(tmp_path_factory.mktemp("unfinished")))
     ensure_prototypes(root)
@@ -451,12 +455,12 @@ def test_a_signal_ends_the_workers_too(prefect_api, unfinished, until, alive, nu
 def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, alive):
     process = start("resume", unfinished, "--slots", "2")
     until(lambda: len(living(Root(unfinished).store)) == 3)  # the plan is in use
-    ours = psutil.Process(process.pid).children(recursive=True)
+    descendants = psutil.Process(process.pid).children(recursive=True)
     assert children(process, "semix.flows.run_server")
     assert len(children(process, "semix.pipeline.worker")) == 2
     process.kill()
     process.communicate()
-    until(lambda: not any(alive(child.pid) for child in ours), timeout_s=30)
+    until(lambda: not any(alive(child.pid) for child in descendants), timeout_s=30)
 
 
 # Help and completion, as a person at a narrow terminal has them
@@ -470,9 +474,9 @@ def page_of(*arguments: str, **environment: str) -> Result:
 
 
 def help_of(*arguments: str, columns: int) -> list[str]:
-    found = page_of(*arguments, "--help", COLUMNS=str(columns))
-    assert found.exit_code == 0
-    return found.stdout.splitlines()
+    result = page_of(*arguments, "--help", COLUMNS=str(columns))
+    assert result.exit_code == 0
+    return result.stdout.splitlines()
 
 
 def test_every_command_has_a_panel_and_one_line_of_80_columns():
@@ -499,15 +503,15 @@ def test_a_page_fits_and_names_values_for_what_they_are(name, columns):
     page = "\n".join(lines)
     assert not re.search(r"<(str|int|float|bool|path|list)|--no-|…", page)
     assert not re.search(r"\[[^\]]*\n", page), "a bracket over two lines"
-    first, more, _ = page.partition(f"─ {MORE} ")
-    options = re.findall(r"^│ --", first.partition("─ Options ")[2], re.MULTILINE)
-    assert 0 < len(options) <= (6 if more else 8)  # with --json and --help
+    main_panel, more_panel, _ = page.partition(f"─ {MORE} ")
+    options = re.findall(r"^│ --", main_panel.partition("─ Options ")[2], re.MULTILINE)
+    assert 0 < len(options) <= (6 if more_panel else 8)  # with --json and --help
 
 
 def test_a_shell_completes_commands_options_and_choices(monkeypatch):
     def completed(words: str) -> list[str]:
-        given = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-        return page_of(_SEMIX_COMPLETE="complete_bash", **given).stdout.split()
+        environment = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        return page_of(_SEMIX_COMPLETE="complete_bash", **environment).stdout.split()
 
     assert completed("semix re") == ["resume", "relabel", "report"]
     assert completed("semix resume --ret") == ["--retry-failed"]
@@ -531,9 +535,9 @@ def run(*arguments: object):
 def test_export_writes_and_says_what(format, tmp_path):
     root = make_root(tmp_path / "root")
     target = tmp_path / "out"
-    done = run(root.url, "--to", target, "--format", format, "--image-format", "png", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == {
+    result = run(root.url, "--to", target, "--format", format, "--image-format", "png", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {
         "written": str(target),
         "format": format,
         "images": 12,
@@ -551,7 +555,7 @@ def test_bad_arguments_are_named(tmp_path):
         (["--labels", "abcdef"], "abcdef"),
         (["--index", "index/9.json"], "index/9.json: is not in"),
     ]:
-        done = run(root.url, "--to", tmp_path / "out", *options)
-        assert isinstance(done.exception, InputError)
-        assert message in str(done.exception)
+        result = run(root.url, "--to", tmp_path / "out", *options)
+        assert isinstance(result.exception, InputError)
+        assert message in str(result.exception)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Which command a config is for, and what `semix config` tells of its settings."""
+"""Which command a config is for, and what `semix config` says about its settings."""
 
 import json
 from itertools import permutations
@@ -20,8 +20,8 @@ def test_a_config_of_another_command_is_told_its_own(given, command, tmp_path):
     config = tmp_path / "given.yaml"
     config.write_text(json.dumps(CONFIGS[given]))
     status, _, err = semix(command, str(config), "--out", str(tmp_path / "out"))
-    way = f"semix {given} {config} --out PLACE"
-    assert (status, err) == (2, f"error: config = {config}: is {NAMES[given]}: {way}\n")
+    remedy = f"semix {given} {config} --out PLACE"
+    assert (status, err) == (2, f"error: config = {config}: is {NAMES[given]}: {remedy}\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -66,8 +66,8 @@ def test_every_setting_is_there_and_says_what_it_is(command):
     rows = reference(command)
     assert set(models()[command].model_fields) <= {row["key"] for row in rows}
     for row in rows:
-        part = row["key"].endswith(".name") or row["type"].startswith("parameter of")
-        assert row["description"] or part, row["key"]
+        needs_no_text = row["key"].endswith(".name") or row["type"].startswith("parameter of")
+        assert row["description"] or needs_no_text, row["key"]
         assert "any value" not in row["type"], row["key"]
 
 

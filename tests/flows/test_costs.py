@@ -25,15 +25,15 @@ def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
 
 def test_a_model_that_is_not_here_has_no_cost(hasty_config, tmp_path):
     model = ("generator.model=owner/model", f"generator.revision={'a' * 40}")
-    found = check(altered(hasty_config, *model), str(tmp_path), rate=1)
+    facts = check(altered(hasty_config, *model), str(tmp_path), rate=1)
     unknown = ("tflop", "hours", "bytes", "network_rows")
-    assert [found[key] for key in unknown] == [None] * len(unknown)
-    assert found["unknown"].startswith("generator.model = owner/model: is not on this machine")
-    assert (found["groups"], found["noise_rows"]) == (45, 0)
-    words = readable(found)
-    assert words["TFLOP"] == words["network calls"] == "not known"
-    assert words["not known"] == found["unknown"]
-    assert words["hours"] == "not known, at 45% of 1 TFLOP/s (cpu, float32, as given)"
+    assert [facts[key] for key in unknown] == [None] * len(unknown)
+    assert facts["unknown"].startswith("generator.model = owner/model: is not on this machine")
+    assert (facts["groups"], facts["noise_rows"]) == (45, 0)
+    texts = readable(facts)
+    assert texts["TFLOP"] == texts["network calls"] == "not known"
+    assert texts["not known"] == facts["unknown"]
+    assert texts["hours"] == "not known, at 45% of 1 TFLOP/s (cpu, float32, as given)"
 
 
 def test_a_model_that_lacks_a_weight_is_refused(hasty_config, tmp_path):
@@ -57,9 +57,9 @@ def test_a_place_that_is_too_small_is_refused(hasty_config, tmp_path):
 
 def test_memory_has_no_free_space_to_speak_of(hasty_config):
     config = altered(hasty_config, "mixing.groups_per_pair=1000000000")
-    found = check(config, "memory://costs", rate=1)
-    assert found["free_bytes"] is None
-    assert readable(found)["bytes"].endswith(" TB")
+    facts = check(config, "memory://costs", rate=1)
+    assert facts["free_bytes"] is None
+    assert readable(facts)["bytes"].endswith(" TB")
 
 
 def test_a_scale_that_was_measured_and_makes_labels_nearly_hard_is_said(
@@ -83,9 +83,9 @@ def test_only_what_is_missing_needs_space(hasty_config, tmp_path):
     plan = plan_of(root)
     models = load_models(root, plan, device="cpu")
     finish(generate_shard(plan.shard(3), plan, models=models, root=root))
-    found = check(hasty_config, str(tmp_path), rate=1)
-    assert (found["shards"], found["missing"]) == (8, 7)
-    assert readable(found)["missing"] == "7 shards"
+    facts = check(hasty_config, str(tmp_path), rate=1)
+    assert (facts["shards"], facts["missing"]) == (8, 7)
+    assert readable(facts)["missing"] == "7 shards"
 
 
 @pytest.mark.parametrize(
@@ -125,16 +125,16 @@ def test_a_check_leaves_nothing_behind(hasty_config, tmp_path):
 
 
 def test_free_space_of_a_place_that_is_not_there_yet(tmp_path):
-    there, later = Store(str(tmp_path)), Store(str(tmp_path / "a" / "b"))
-    assert free_bytes(later) == pytest.approx(free_bytes(there), rel=0.01)
+    existing, later = Store(str(tmp_path)), Store(str(tmp_path / "a" / "b"))
+    assert free_bytes(later) == pytest.approx(free_bytes(existing), rel=0.01)
 
 
 def test_words_of_rows_flop_and_hours(hasty_config, tmp_path):
-    found = check(hasty_config, str(tmp_path), rate=1)
-    words = readable(found)
+    facts = check(hasty_config, str(tmp_path), rate=1)
+    words = readable(facts)
     # 7 shards of 6 series and one of 3, in batches of 4; 3 steps, guided, of 4 images.
     assert words["network calls"] == f"{(7 * 8 + 4) * 3 * 2 * 4:,} rows"
-    assert words["TFLOP"] == f"{found['tflop']:,.4g}"
+    assert words["TFLOP"] == f"{facts['tflop']:,.4g}"
     assert words["hours"].endswith(" on one device, at 45% of 1 TFLOP/s (cpu, float32, as given)")
     assert words["noise selection"] == "adds nothing"
 

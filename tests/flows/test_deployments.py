@@ -27,21 +27,21 @@ def test_every_flow_is_deployed_once_a_pool(name):
     file = read(name)
     assert (file["build"], file["pull"]) == ([], [])  # nothing is built or fetched
     for pool in POOLS[name]:
-        found = [one for one in file["deployments"] if one["work_pool"]["name"] == pool]
-        assert [one["tags"] for one in found] == [["semix", kind] for kind in KINDS]
-        for one, kind in zip(found, KINDS, strict=True):
-            flow = import_object(one["entrypoint"])
+        deployments = [entry for entry in file["deployments"] if entry["work_pool"]["name"] == pool]
+        assert [entry["tags"] for entry in deployments] == [["semix", kind] for kind in KINDS]
+        for entry, kind in zip(deployments, KINDS, strict=True):
+            flow = import_object(entry["entrypoint"])
             assert isinstance(flow, Flow)
-            assert (one["name"], flow.name) == (pool, f"semix-{kind}")
+            assert (entry["name"], flow.name) == (pool, f"semix-{kind}")
     assert len(file["deployments"]) == len(KINDS) * len(POOLS[name])
 
 
 def test_runs_of_all_pools_beat_and_containers_have_an_image():
-    found = [one["work_pool"] for name in POOLS for one in read(name)["deployments"]]
-    environments = [pool["job_variables"]["env"] for pool in found]
-    assert all(one == environments[0] for one in environments)
+    pools = [entry["work_pool"] for name in POOLS for entry in read(name)["deployments"]]
+    environments = [pool["job_variables"]["env"] for pool in pools]
+    assert all(entry == environments[0] for entry in environments)
     assert environments[0]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
-    images = {pool["name"]: pool["job_variables"].get("image") for pool in found}
+    images = {pool["name"]: pool["job_variables"].get("image") for pool in pools}
     image = "{{ $SEMIX_IMAGE }}"
     assert images == {"semix": None, "semix-docker": image, "semix-kubernetes": image}
 
@@ -53,12 +53,18 @@ def test_a_pool_has_prefects_own_variables_and_ours(kind, prefect_api):
         client.create_work_pool(
             WorkPoolCreate(name=f"shipped-{kind}", type=kind, base_job_template=template)
         )
-        known = client.read_worker_metadata()[f"prefect-{kind}"][kind]
-    theirs = known["default_base_job_configuration"]
-    assert theirs["job_configuration"].keys() <= template["job_configuration"].keys()
-    own = template["variables"]["properties"].keys() - theirs["variables"]["properties"].keys()
-    assert theirs["variables"]["properties"].keys() <= template["variables"]["properties"].keys()
-    assert own <= {"container_create_kwargs", "gpus", "shared_memory", "secret"}
+        metadata = client.read_worker_metadata()[f"prefect-{kind}"][kind]
+    prefect_template = metadata["default_base_job_configuration"]
+    assert prefect_template["job_configuration"].keys() <= template["job_configuration"].keys()
+    added = (
+        template["variables"]["properties"].keys()
+        - prefect_template["variables"]["properties"].keys()
+    )
+    assert (
+        prefect_template["variables"]["properties"].keys()
+        <= template["variables"]["properties"].keys()
+    )
+    assert added <= {"container_create_kwargs", "gpus", "shared_memory", "secret"}
     text = json.dumps(template["job_configuration"])
     assert all(f'"{{{{ {name} }}}}"' in text for name in template["variables"]["properties"])
 
@@ -79,14 +85,14 @@ def test_containers_get_gpus_and_shared_memory():
 
 
 def test_automations_are_of_flows_that_are_there():
-    written = read("docker/automations.yaml")["automations"]
-    found = [AutomationCore.model_validate(one) for one in written]
-    assert [one.name.partition(": ")[2] for one in found] == [
+    definitions = read("docker/automations.yaml")["automations"]
+    automations = [AutomationCore.model_validate(entry) for entry in definitions]
+    assert [entry.name.partition(": ")[2] for entry in automations] == [
         "resume builds that failed",
         "stop resuming",
         "crash runs without a heartbeat",
     ]
-    names = [one.trigger.match_related[0].root["prefect.resource.name"] for one in found]
+    names = [entry.trigger.match_related[0].root["prefect.resource.name"] for entry in automations]
     assert names == [["semix-build", "semix-relabel"]] * 2 + [["semix-*"]]
 
 

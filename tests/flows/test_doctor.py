@@ -51,34 +51,34 @@ def home(tmp_path, monkeypatch):
 
 def doctor(*arguments):
     """Exit status and findings by check."""
-    done = CliRunner().invoke(app, ["doctor", *map(str, arguments), "--json"])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    rows = json.loads(done.stdout)["findings"]
-    return done.exit_code, {row["check"]: row for row in rows}
+    result = CliRunner().invoke(app, ["doctor", *map(str, arguments), "--json"])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    rows = json.loads(result.stdout)["findings"]
+    return result.exit_code, {row["check"]: row for row in rows}
 
 
-def everything_below(folder):
-    return sorted(map(str, Path(folder).rglob("*")))
+def everything_below(root_folder):
+    return sorted(map(str, Path(root_folder).rglob("*")))
 
 
 def test_a_machine_that_can_build_passes_and_nothing_is_left(config_file, home, tmp_path):
     before = everything_below(tmp_path)
-    status, found = doctor(config_file, "--out", tmp_path / "there" / "mixed")
-    failed = {name: row for name, row in found.items() if row["state"] == "failed"}
-    assert status == 0 and not failed
-    assert "write, read and delete work" in found["store"]["found"]
-    assert found["store"]["found"].endswith("B free")
-    assert "the weights take" in found["memory"]["found"]
-    assert found["real images"]["found"].startswith("10 classes")
-    assert "PREFECT_API_URL is not set" in found["Prefect server"]["found"]
+    status, rows = doctor(config_file, "--out", tmp_path / "there" / "mixed")
+    failures = {name: row for name, row in rows.items() if row["state"] == "failed"}
+    assert status == 0 and not failures
+    assert "write, read and delete work" in rows["store"]["found"]
+    assert rows["store"]["found"].endswith("B free")
+    assert "the weights take" in rows["memory"]["found"]
+    assert rows["real images"]["found"].startswith("10 classes")
+    assert "PREFECT_API_URL is not set" in rows["Prefect server"]["found"]
     assert everything_below(tmp_path) == before
 
 
 def test_a_bucket_is_tried_and_left_as_it_was(home, bucket, s3_server):
-    status, found = doctor("--out", f"{bucket}/mixed")
-    assert status == 0 and found["store"]["state"] in ("ok", "warning")  # a busy machine is slow
-    assert "free" not in found["store"]["found"]
+    status, rows = doctor("--out", f"{bucket}/mixed")
+    assert status == 0 and rows["store"]["state"] in ("ok", "warning")  # a busy machine is slow
+    assert "free" not in rows["store"]["found"]
     assert "KeyCount" not in (answer := list_objects(bucket, s3_server)) or not answer["KeyCount"]
 
 
@@ -88,43 +88,43 @@ def list_objects(bucket, endpoint):
 
 def test_a_bucket_that_refuses_writes_is_named(home, bucket, faulty_s3):
     faulty_s3.fail(errors=1.0, methods=["PUT"])
-    status, found = doctor("--out", f"{bucket}/mixed")
-    assert status == 1 and found["store"]["state"] == "failed"
-    assert "choose another place" in found["store"]["remedy"]
+    status, rows = doctor("--out", f"{bucket}/mixed")
+    assert status == 1 and rows["store"]["state"] == "failed"
+    assert "choose another place" in rows["store"]["remedy"]
 
 
 def test_a_bucket_that_is_not_there_is_named(home, bucket):
-    status, found = doctor("--out", "s3://no-such-bucket-of-semix/mixed")
+    status, rows = doctor("--out", "s3://no-such-bucket-of-semix/mixed")
     assert status == 1
-    assert found["store"]["remedy"] == "there is no such bucket; create it, or correct its name"
+    assert rows["store"]["remedy"] == "there is no such bucket; create it, or correct its name"
 
 
 def test_a_folder_that_cannot_be_written_is_named(home):
-    status, found = doctor("--out", "/proc/mixed")
+    status, rows = doctor("--out", "/proc/mixed")
     assert status == 1
-    assert "cannot be written" in found["store"]["remedy"]
+    assert "cannot be written" in rows["store"]["remedy"]
 
 
 def test_another_protocol_is_named(home):
-    status, found = doctor("--out", "ftp://somewhere/mixed")
-    assert status == 1 and "use one of file, s3" in found["store"]["remedy"]
+    status, rows = doctor("--out", "ftp://somewhere/mixed")
+    assert status == 1 and "use one of file, s3" in rows["store"]["remedy"]
 
 
 def test_models_that_are_missing_or_damaged_are_named(config_file, hasty_config, home, tmp_path):
-    status, found = doctor(config_file, "--set", f"generator.model={tmp_path / 'nowhere'}")
-    assert status == 1 and "there is no such folder" in found["models"]["remedy"]
-    assert "weights" not in found["memory"]["found"]  # there are none to tell of
+    status, rows = doctor(config_file, "--set", f"generator.model={tmp_path / 'nowhere'}")
+    assert status == 1 and "there is no such folder" in rows["models"]["remedy"]
+    assert "weights" not in rows["memory"]["found"]  # there are none to tell of
     damaged = tmp_path / "damaged"
     shutil.copytree(hasty_config.generator.model, damaged)
     weights = next(damaged.glob("unet/*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:1000])
-    status, found = doctor(config_file, "--set", f"generator.model={damaged}")
-    assert status == 1 and str(damaged) in found["generator.model"]["found"]
-    assert "is damaged" in found["generator.model"]["remedy"]
+    status, rows = doctor(config_file, "--set", f"generator.model={damaged}")
+    assert status == 1 and str(damaged) in rows["generator.model"]["found"]
+    assert "is damaged" in rows["generator.model"]["remedy"]
 
 
-def spoilt(config_file: Path, folder: Path, part: str) -> Path:
-    """The weights of a network in a copy of the model, which the config then names."""
+def copy_model(config_file: Path, folder: Path, part: str) -> Path:
+    """Copy the config's model to `folder`; returns the weights of one of its networks."""
     config = json.loads(config_file.read_text())
     shutil.copytree(config["generator"]["model"], folder)
     config["generator"]["model"] = str(folder)
@@ -135,7 +135,7 @@ def spoilt(config_file: Path, folder: Path, part: str) -> Path:
 
 @pytest.mark.parametrize("part", ["text_encoder", "unet", "vae"])
 def test_a_network_that_lacks_a_weight_fails(config_file, home, tmp_path, part):
-    weights = spoilt(config_file, tmp_path / "model", part)
+    weights = copy_model(config_file, tmp_path / "model", part)
     tensors = load_file(weights)
     lacking = min(tensors)
     save_file({name: tensors[name] for name in tensors if name != lacking}, weights)
@@ -147,7 +147,7 @@ def test_a_network_that_lacks_a_weight_fails(config_file, home, tmp_path, part):
 
 
 def test_weights_of_one_variant_alone_fail_until_it_is_named(config_file, home, tmp_path):
-    weights = spoilt(config_file, tmp_path / "model", "unet")
+    weights = copy_model(config_file, tmp_path / "model", "unet")
     weights.rename(weights.with_suffix(".fp16.safetensors"))
     status, rows = doctor(config_file)
     assert (status, rows["models"]["found"]) == (1, "generator.variant = nothing")
@@ -157,7 +157,7 @@ def test_weights_of_one_variant_alone_fail_until_it_is_named(config_file, home, 
 
 
 def test_quantised_weights_that_cannot_be_loaded_fail(config_file, home, tmp_path):
-    settings = spoilt(config_file, tmp_path / "model", "unet").with_name("config.json")
+    settings = copy_model(config_file, tmp_path / "model", "unet").with_name("config.json")
     values = json.loads(settings.read_text())
     settings.write_text(json.dumps(values | {"quantization_config": {"quant_method": "quanto"}}))
     status, rows = doctor(config_file)
@@ -167,83 +167,83 @@ def test_quantised_weights_that_cannot_be_loaded_fail(config_file, home, tmp_pat
 
 def test_a_clip_that_is_not_there_is_told_once(config_file, home):
     for name in ("no-such-clip", "local-dir:no/such/folder"):
-        status, found = doctor(config_file, "--set", f"annotation.model={name}")
-        failed = [check for check, row in found.items() if row["state"] == "failed"]
+        status, rows = doctor(config_file, "--set", f"annotation.model={name}")
+        failed = [check for check, row in rows.items() if row["state"] == "failed"]
         assert status == 1 and failed == ["models"]
-    assert found["models"]["found"] == f"annotation.model = {Path('no/such/folder').absolute()}"
-    assert found["models"]["remedy"] == "there is no such folder"
+    assert rows["models"]["found"] == f"annotation.model = {Path('no/such/folder').absolute()}"
+    assert rows["models"]["remedy"] == "there is no such folder"
 
 
 def test_a_pinned_hub_model_that_was_not_fetched_is_told(config_file, home, monkeypatch):
     hub = ("--set", "generator.model=nobody/no-model", "--set", f"generator.revision={'a' * 40}")
-    status, found = doctor(config_file, *hub)
-    assert status == 0 and "`hf download`" in found["generator.model"]["remedy"]
-    assert "weights" not in found["memory"]["found"]
+    status, rows = doctor(config_file, *hub)
+    assert status == 0 and "`hf download`" in rows["generator.model"]["remedy"]
+    assert "weights" not in rows["memory"]["found"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    status, found = doctor(config_file, *hub)
-    assert status == 1 and "unset HF_HUB_OFFLINE" in found["generator.model"]["remedy"]
+    status, rows = doctor(config_file, *hub)
+    assert status == 1 and "unset HF_HUB_OFFLINE" in rows["generator.model"]["remedy"]
 
 
 def test_named_clip_weights_that_were_not_fetched_are_told(
     config_file, home, monkeypatch, tmp_path
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    named = ("annotation.model=ViT-B-32-quickgelu", "annotation.pretrained=openai")
-    clip = [argument for one in named for argument in ("--set", one)]
-    status, found = doctor(config_file, *clip)
-    assert status == 0 and found["annotation.pretrained"]["state"] == "warning"
-    assert "the first run fetches it" in found["annotation.pretrained"]["remedy"]
-    assert "weights" not in found["memory"]["found"]
+    overrides = ("annotation.model=ViT-B-32-quickgelu", "annotation.pretrained=openai")
+    clip = [argument for override in overrides for argument in ("--set", override)]
+    status, rows = doctor(config_file, *clip)
+    assert status == 0 and rows["annotation.pretrained"]["state"] == "warning"
+    assert "the first run fetches it" in rows["annotation.pretrained"]["remedy"]
+    assert "weights" not in rows["memory"]["found"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    status, found = doctor(config_file, *clip)
-    assert status == 1 and "unset HF_HUB_OFFLINE" in found["annotation.pretrained"]["remedy"]
+    status, rows = doctor(config_file, *clip)
+    assert status == 1 and "unset HF_HUB_OFFLINE" in rows["annotation.pretrained"]["remedy"]
     repository = tmp_path / "hub" / "models--timm--vit_base_patch32_clip_224.openai"
     file = repository / "snapshots" / "c0ffee" / "open_clip_model.safetensors"
     for path, content in ((repository / "refs" / "main", "c0ffee"), (file, "")):
         path.parent.mkdir(parents=True)
         path.write_text(content)
     save_file({"logit_scale": np.zeros(1000, np.float32)}, file)
-    status, found = doctor(config_file, *clip)
-    assert status == 0 and str(file) in found["annotation.pretrained"]["found"]
-    assert "the weights take" in found["memory"]["found"]
+    status, rows = doctor(config_file, *clip)
+    assert status == 0 and str(file) in rows["annotation.pretrained"]["found"]
+    assert "the weights take" in rows["memory"]["found"]
 
 
 def test_a_clip_checkpoint_is_found_by_its_path(config_file, home, tmp_path):
     file = tmp_path / "clip.safetensors"
     save_file({"logit_scale": np.zeros(1000, np.float32)}, file)
-    named = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={file}")
-    status, found = doctor(config_file, *[a for one in named for a in ("--set", one)])
-    assert status == 0 and str(file) in found["annotation.pretrained"]["found"]
-    assert "the weights take" in found["memory"]["found"]
+    overrides = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={file}")
+    status, rows = doctor(config_file, *[a for override in overrides for a in ("--set", override)])
+    assert status == 0 and str(file) in rows["annotation.pretrained"]["found"]
+    assert "the weights take" in rows["memory"]["found"]
     (tmp_path / "clip.pt").write_bytes(bytes(3000))
-    named = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={tmp_path}/clip.pt")
-    status, found = doctor(config_file, *[a for one in named for a in ("--set", one)])
-    assert status == 1 and "is no safetensors file" in found["models"]["remedy"]
+    overrides = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={tmp_path}/clip.pt")
+    status, rows = doctor(config_file, *[a for override in overrides for a in ("--set", override)])
+    assert status == 1 and "is no safetensors file" in rows["models"]["remedy"]
 
 
 def test_real_images_that_are_not_there_are_named(config_file, home, tmp_path):
-    other = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'none'}")
-    status, found = doctor(config_file, *other)
-    assert status == 1 and found["pictures"]["remedy"] == "there is no such folder"
-    assert "real images" not in found  # which opens the same folder
+    options = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'none'}")
+    status, rows = doctor(config_file, *options)
+    assert status == 1 and rows["pictures"]["remedy"] == "there is no such folder"
+    assert "real images" not in rows  # which opens the same folder
 
 
 def test_pictures_that_cannot_be_decoded_fail_and_others_are_told(config_file, home, tmp_path):
     for name in ("seven", "eight"):
         for number in range(10):
-            place = tmp_path / "own" / name / f"{number}.png"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (9, 9), (number, 0, 0)).save(place)
-    (place.parent / "10.heic").write_bytes(b"")
-    own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
-    status, found = doctor(config_file, *own)
+            picture = tmp_path / "own" / name / f"{number}.png"
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(picture)
+    (picture.parent / "10.heic").write_bytes(b"")
+    options = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
+    status, rows = doctor(config_file, *options)
     assert status == 0
-    assert found["picture folder"]["found"].startswith("ignored beside 20 images: 1 .heic; ")
-    assert found["pictures"]["found"] == "20 of 20 can be decoded"
-    place.write_bytes(place.read_bytes()[:45])
-    status, found = doctor(config_file, *own)
-    assert status == 1 and found["pictures"]["state"] == "failed"
-    assert "eight/9.png: image file is truncated" in found["pictures"]["remedy"]
+    assert rows["picture folder"]["found"].startswith("ignored beside 20 images: 1 .heic; ")
+    assert rows["pictures"]["found"] == "20 of 20 can be decoded"
+    picture.write_bytes(picture.read_bytes()[:45])
+    status, rows = doctor(config_file, *options)
+    assert status == 1 and rows["pictures"]["state"] == "failed"
+    assert "eight/9.png: image file is truncated" in rows["pictures"]["remedy"]
 
 
 def test_all_that_is_wrong_with_pictures_is_named_at_once(config_file, home, tmp_path):
@@ -253,25 +253,25 @@ def test_all_that_is_wrong_with_pictures_is_named_at_once(config_file, home, tmp
         (tmp_path / "own" / "seven" / f"{number}.png").write_bytes(b"")
         (tmp_path / "own" / "eight" / f"{number}.tif").write_bytes(b"II*\0")
         (tmp_path / "own" / "nine" / f"{number}.heic").write_bytes(b"")
-    own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
-    status, found = doctor(config_file, *own)
-    assert status == 1 and found["pictures"]["state"] == found["real images"]["state"] == "failed"
-    first, *bad = found["pictures"]["remedy"].splitlines()
-    assert first.startswith("6 of 6 images in ") and len(bad) == 6
-    assert found["real images"]["found"] == f"real.path = {tmp_path / 'own'}"
+    options = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
+    status, rows = doctor(config_file, *options)
+    assert status == 1 and rows["pictures"]["state"] == rows["real images"]["state"] == "failed"
+    summary, *lines = rows["pictures"]["remedy"].splitlines()
+    assert summary.startswith("6 of 6 images in ") and len(lines) == 6
+    assert rows["real images"]["found"] == f"real.path = {tmp_path / 'own'}"
     remedy = (
         "classes 'nine' (3 .heic), 'ten' have no train images; add some, PNG, JPEG, WebP, TIFF,"
     )
-    assert found["real images"]["remedy"].startswith(remedy)
+    assert rows["real images"]["remedy"].startswith(remedy)
 
 
 def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    status, found = doctor(config_file, "--set", "generator.dtype=float16")
-    assert status == 0 and found["device"]["state"] == "warning"
-    assert "or --set generator.dtype=float32" in found["device"]["remedy"]
-    _, found = doctor("configs/quickstart/ce.yaml", "--set", "mixed_precision=bf16")
-    assert found["device"]["remedy"].endswith("or --set mixed_precision=no")
+    status, rows = doctor(config_file, "--set", "generator.dtype=float16")
+    assert status == 0 and rows["device"]["state"] == "warning"
+    assert "or --set generator.dtype=float32" in rows["device"]["remedy"]
+    _, rows = doctor("configs/quickstart/ce.yaml", "--set", "mixed_precision=bf16")
+    assert rows["device"]["remedy"].endswith("or --set mixed_precision=no")
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatc
 def test_a_broken_driver_is_no_missing_gpu(nvidia_smi, monkeypatch, script, told):
     monkeypatch.setattr(gpus, "ANSWER_S", 1.0)
     nvidia_smi(script)
-    found = next(check_device(DoctorInput()))
-    assert (found.check, found.state, found.found) == ("driver", "failed", told)
-    assert "NVIDIA's driver" in found.remedy
+    finding = next(check_device(DoctorInput()))
+    assert (finding.check, finding.state, finding.found) == ("driver", "failed", told)
+    assert "NVIDIA's driver" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -308,22 +308,22 @@ def test_what_is_chosen_and_what_torch_sees_are_held_together(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = list(check_device(DoctorInput()))
-    assert [finding.state for finding in found] == states
-    assert told in found[1].found
+    findings = list(check_device(DoctorInput()))
+    assert [finding.state for finding in findings] == states
+    assert told in findings[1].found
 
 
 def test_without_a_driver_there_is_no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = next(check_device(DoctorInput()))
-    assert (found.state, found.found) == ("ok", "no NVIDIA GPU")
+    finding = next(check_device(DoctorInput()))
+    assert (finding.state, finding.found) == ("ok", "no NVIDIA GPU")
 
 
 def test_a_limit_of_memory_is_told():
     """Whichever is nearer: what the machine has free, or the limit."""
     free, where = available_memory(MemoryLimit(8 * 10**9, 1000))
-    found = judged_memory("memory", free, 2000, where=where)
-    assert found.state == "failed" and "left of the limit of 8 GB (cgroup)" in found.found
+    finding = judged_memory("memory", free, 2000, where=where)
+    assert finding.state == "failed" and "left of the limit of 8 GB (cgroup)" in finding.found
     assert available_memory(MemoryLimit(10**18, 10**18))[1] == "free"
 
 
@@ -338,56 +338,60 @@ def test_a_server_that_is_not_there_is_shown_without_its_secret(home):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: "http://me:secret@127.0.0.1:9/api"}):
-        done = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "400"})
-    assert done.exit_code == 1 and "secret" not in done.stdout
-    assert "start it, or unset this" in done.stdout
-    assert "1 of" in done.stdout and "checks failed" in done.stdout
+        result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "400"})
+    assert result.exit_code == 1 and "secret" not in result.stdout
+    assert "start it, or unset this" in result.stdout
+    assert "1 of" in result.stdout and "checks failed" in result.stdout
 
 
 def test_deployments_of_an_earlier_version_are_named(prefect_api):
     with get_client(sync_client=True) as client:
         flow = client.create_flow_from_name("semix-build")
-        made = client.create_deployment(flow, "nightly", entrypoint="flows.build_flow.build_flow")
-        (found,) = [each for each in examine(DoctorInput()) if each.check == "deployments"]
-        client.delete_deployment(made)
-    assert found.state == "warning"
-    assert found.found == "nightly: entry points of an earlier version, as flows.NAME"
-    assert found.remedy == "deploy anew: prefect --no-prompt deploy --all"
-    assert "deployments" not in {each.check for each in examine(DoctorInput())}
+        deployment = client.create_deployment(
+            flow, "nightly", entrypoint="flows.build_flow.build_flow"
+        )
+        (outdated,) = [
+            finding for finding in examine(DoctorInput()) if finding.check == "deployments"
+        ]
+        client.delete_deployment(deployment)
+    assert outdated.state == "warning"
+    assert outdated.found == "nightly: entry points of an earlier version, as flows.NAME"
+    assert outdated.remedy == "deploy anew: prefect --no-prompt deploy --all"
+    assert "deployments" not in {finding.check for finding in examine(DoctorInput())}
 
 
 def test_a_server_that_answers_is_asked_for_its_version(prefect_api):
-    found = {finding.check: finding for finding in examine(DoctorInput())}
-    assert found["Prefect server"].state == "ok"
-    assert "accepts our requests" in found["Prefect server"].found
+    findings = {finding.check: finding for finding in examine(DoctorInput())}
+    assert findings["Prefect server"].state == "ok"
+    assert "accepts our requests" in findings["Prefect server"].found
 
 
 def test_a_server_whose_clock_is_off_is_told():
     facts = ServerFacts("http://host/api", version="3.6.28", clock_skew_s=4.0)
     assert judged_server(facts).state == "ok"
-    found = judged_server(replace(facts, clock_skew_s=-60.0))
-    assert found.state == "warning" and "-60 s off ours" in found.found
-    assert "timedatectl" in found.remedy
+    finding = judged_server(replace(facts, clock_skew_s=-60.0))
+    assert finding.state == "warning" and "-60 s off ours" in finding.found
+    assert "timedatectl" in finding.remedy
 
 
 def test_a_locked_database_is_named(home):
     home.mkdir()
     with sqlite3.connect(home / "prefect.db", isolation_level=None) as database:
         database.execute("BEGIN EXCLUSIVE")
-        status, found = doctor()
-    assert status == 1 and "end the process that locks it" in found["Prefect server"]["remedy"]
+        status, rows = doctor()
+    assert status == 1 and "end the process that locks it" in rows["Prefect server"]["remedy"]
 
 
 def test_a_training_run_is_recognised(home):
-    status, found = doctor("configs/quickstart/ce.yaml")
-    assert status == 0 and found["training"]["state"] == "ok"
-    assert "lenet: 0.000652 GMAC per image of 32 pixels" in found["network"]["found"]
+    status, rows = doctor("configs/quickstart/ce.yaml")
+    assert status == 0 and rows["training"]["state"] == "ok"
+    assert "lenet: 0.000652 GMAC per image of 32 pixels" in rows["network"]["found"]
 
 
 def test_a_stem_that_does_not_fit_is_a_warning(home):
-    status, found = doctor("configs/quickstart/ce.yaml", "--set", "real.image_size=224")
-    assert (status, found["network"]["state"]) == (0, "warning")
-    assert "the last map is larger than 16 x 16" in found["network"]["remedy"]
+    status, rows = doctor("configs/quickstart/ce.yaml", "--set", "real.image_size=224")
+    assert (status, rows["network"]["state"]) == (0, "warning")
+    assert "the last map is larger than 16 x 16" in rows["network"]["remedy"]
 
 
 @pytest.fixture
@@ -403,8 +407,8 @@ def training(tmp_path):
         samples.append(handmade.sample(group, 3, side=32, **changes))
     root = handmade.root_of(tmp_path / "mixed", samples, DIGITS)
     for digest, labelled in (("ab12" * 16, True), ("cd34" * 16, False)):
-        made = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
-        labels = create_set(root, LabelSetRecord(digest=digest, plan=root.plan.digest, **made))
+        fields = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
+        labels = create_set(root, LabelSetRecord(digest=digest, plan=root.plan.digest, **fields))
         groups = [SeriesLabels(group=s.record.group, **s.record.parts()) for s in samples]
         if labelled:
             labels.commit(0, images=root.images()[0], groups=groups)

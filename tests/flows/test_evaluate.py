@@ -56,15 +56,15 @@ def test_other_settings_are_measured_beside_and_the_run_keeps_its_own(run: Path,
     lines = result.output.splitlines()
     (path,) = (run / name for name in content(run).keys() - before.keys())
     assert re.fullmatch(r"evaluation-[0-9a-f]{8}\.json", path.name) and lines[-1] == str(path)
-    found = json.loads(path.read_text())
-    (row,) = found["rows"]
+    evaluation = json.loads(path.read_text())
+    (row,) = evaluation["rows"]
     assert (row["bins"], row["shift"]["bins"]) == (4, 5)
-    assert found["evaluation"]["bins"] == 4
+    assert evaluation["evaluation"]["bins"] == 4
     assert {name: content(run)[name] for name in before} == before
     assert is_measured(load_settings(TrainConfig, SETTINGS), run)  # nothing to do for a train
     for kind in ("plain", "isotonic"):
-        figures = [f"{100 * row[kind]['accuracy']:.2f}", f"{row[kind]['nll']:.3f}"]
-        assert any(all(figure in line for figure in figures) for line in lines)
+        values = [f"{100 * row[kind]['accuracy']:.2f}", f"{row[kind]['nll']:.3f}"]
+        assert any(all(value in line for value in values) for line in lines)
     text = " ".join(result.output.split())
     assert "over seeds (1), 4 bins" in text
     assert "ECE of 5 bins" in text
@@ -75,19 +75,21 @@ def test_what_is_measured_beside_leaves_runs_comparable(
 ):
     evaluate(run, overrides=["evaluation.bins=20"])
     config = json.loads((measured / "config.json").read_text()) | {"name": "other"}
-    other = Path(shutil.copytree(measured, tmp_path / "other"))
-    (other / "config.json").write_text(json.dumps(config))
-    evaluation = json.loads((other / "evaluation.json").read_text()) | {"name": "other"}
-    (other / "evaluation.json").write_text(json.dumps(evaluation))
-    status, out, err = semix("report", str(run), str(other), "--out", str(tmp_path / "page.html"))
+    other_run = Path(shutil.copytree(measured, tmp_path / "other"))
+    (other_run / "config.json").write_text(json.dumps(config))
+    evaluation = json.loads((other_run / "evaluation.json").read_text()) | {"name": "other"}
+    (other_run / "evaluation.json").write_text(json.dumps(evaluation))
+    status, out, err = semix(
+        "report", str(run), str(other_run), "--out", str(tmp_path / "page.html")
+    )
     assert status == 0, err
     assert "15 bins" in " ".join(out.split())
 
 
 def test_another_file_may_be_named(run: Path, tmp_path: Path, prefect_api: str):
     file, before = tmp_path / "elsewhere.json", content(run)
-    found = evaluate(run, overrides=["evaluation.bins=7"], to=file)
-    assert json.loads(file.read_text()) == found and found["rows"][0]["bins"] == 7
+    evaluation = evaluate(run, overrides=["evaluation.bins=7"], to=file)
+    assert json.loads(file.read_text()) == evaluation and evaluation["rows"][0]["bins"] == 7
     assert content(run) == before
     evaluate(run, overrides=["evaluation.bins=8"], to=file)  # an evaluation may be written anew
     assert json.loads(file.read_text())["rows"][0]["bins"] == 8
@@ -118,8 +120,8 @@ def test_probabilities_are_exported_for_calarena(run: Path, prefect_api: str):
     ]
     with data.with_name("semix-multiclass-experiments.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    with h5py.File(data) as found:
-        p = found[f"{row['dataset']}/{row['model']}"]["probas_test"][:]
+    with h5py.File(data) as exported:
+        p = exported[f"{row['dataset']}/{row['model']}"]["probas_test"][:]
     assert p.shape == (int(row["test_size"]), int(row["n_classes"]))
     assert row["model"] == "run-base-seed0" and abs(p.sum(1) - 1).max() < 1e-5
 
@@ -135,8 +137,8 @@ def test_train_ends_in_the_same_table(run: Path):
     assert status == 0, err
     (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
     for kind in ("plain", "scaled"):
-        figures = [f"{100 * row[kind]['ece']:.2f}", f"{row[kind]['nll']:.3f}"]
-        assert any(all(figure in line for figure in figures) for line in out.splitlines())
+        values = [f"{100 * row[kind]['ece']:.2f}", f"{row[kind]['nll']:.3f}"]
+        assert any(all(value in line for value in values) for line in out.splitlines())
     assert out.splitlines()[-1] == str(run / "evaluation.json")
 
 
@@ -157,8 +159,8 @@ def test_an_unfinished_run_gets_the_command_that_finishes_it(run: Path, tmp_path
     (run / "seed-0/model.safetensors").unlink()
     page = ("--out", str(tmp_path / "page.html")) if command == "report" else ()
     status, _, err = semix(command, str(run), *page)
-    way = f"seed 0 is not trained; finish it with `semix train {run}/config.json --out {run}`"
-    assert (status, err) == (2, f"error: run = {run}: {way}\n")
+    remedy = f"seed 0 is not trained; finish it with `semix train {run}/config.json --out {run}`"
+    assert (status, err) == (2, f"error: run = {run}: {remedy}\n")
 
 
 def test_prefect_shows_the_table_and_where_the_numbers_are(run: Path, artifacts_of):
@@ -166,11 +168,11 @@ def test_prefect_shows_the_table_and_where_the_numbers_are(run: Path, artifacts_
     key = artifact_key("evaluate", str(run))
     with get_client(sync_client=True) as client:
         flow_run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
-    found = artifacts_of(flow_run.id)
+    artifacts = artifacts_of(flow_run.id)
     assert flow_run.name == "evaluate run: evaluation.bins=5"
     assert set(flow_run.tags) == {"semix", "evaluate"}
-    assert "ECE: 5 bins" in found[f"{key}-results"]["data"]
-    assert found[f"{key}-page"]["data"].startswith("[evaluation-")
+    assert "ECE: 5 bins" in artifacts[f"{key}-results"]["data"]
+    assert artifacts[f"{key}-page"]["data"].startswith("[evaluation-")
 
 
 def test_json_is_the_evaluation(run: Path, prefect_api: str):

@@ -77,10 +77,10 @@ def test_every_parameter_is_explained(kind):
 )
 def test_values_that_cannot_be_are_refused_by_their_name(kind, name, value):
     flow = FLOWS[kind]
-    given = {key: text for key, text in GIVEN.items() if key in flow.parameters.properties}
-    flow.validate_parameters(given)
+    parameters = {key: text for key, text in GIVEN.items() if key in flow.parameters.properties}
+    flow.validate_parameters(parameters)
     with pytest.raises(ParameterTypeError, match=rf"\n - {name}(\.0)?: "):
-        flow.validate_parameters(given | {name: value})
+        flow.validate_parameters(parameters | {name: value})
 
 
 def test_a_flow_function_runs_only_as_a_flow(tmp_path):
@@ -115,8 +115,8 @@ def test_a_flow_takes_what_its_caller_made_ready_and_no_later_one_does(prefect_a
 
 @pytest.fixture(scope="module")
 def client(prefect_api):
-    with get_client(sync_client=True) as found:
-        yield found
+    with get_client(sync_client=True) as prefect_client:
+        yield prefect_client
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +135,14 @@ def deployment(client):
 def test_the_server_refuses_what_the_form_would(client, deployment):
     with pytest.raises(PrefectHTTPStatusError) as caught:
         client.create_flow_run_from_deployment(deployment, parameters={"out": "x", "slots": -1})
-    answer = caught.value.response
-    assert answer.status_code == 409
-    assert "'slots'" in answer.text and "less than the minimum of 0" in answer.text
+    response = caught.value.response
+    assert response.status_code == 409
+    assert "'slots'" in response.text and "less than the minimum of 0" in response.text
 
 
 @pytest.fixture(scope="module")
 def executed(client, deployment, hasty_config, prefect_api, tmp_path_factory):
-    """A run of which a worker's process is told its number alone: the run, its root, its output."""
+    """A run in a process that gets only the run's id, as from a worker: (run, root, output)."""
     folder = tmp_path_factory.mktemp("executed")
     (folder / "build.yaml").write_text(yaml.safe_dump(hasty_config.model_dump(mode="json")))
     parameters = {
@@ -154,7 +154,7 @@ def executed(client, deployment, hasty_config, prefect_api, tmp_path_factory):
     run = client.create_flow_run_from_deployment(deployment, parameters=parameters)
     environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PYTHONPATH": str(CHECKOUT)}
     environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # as in a worker's process
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "prefect.engine", str(run.id)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -162,8 +162,8 @@ def executed(client, deployment, hasty_config, prefect_api, tmp_path_factory):
         env=environment,
         cwd=folder,
     )
-    assert ended.returncode == 0, ended.stdout
-    return client.read_flow_run(run.id), Root(parameters["out"]), ended.stdout
+    assert completed.returncode == 0, completed.stdout
+    return client.read_flow_run(run.id), Root(parameters["out"]), completed.stdout
 
 
 def test_a_run_that_has_only_its_parameters_builds_it_all(executed, ended_tasks):
@@ -181,13 +181,17 @@ def test_a_run_that_has_only_its_parameters_builds_it_all(executed, ended_tasks)
 
 def test_what_semix_says_is_in_the_runs_log_and_once_on_the_terminal(executed, client, until):
     run, _, output = executed
-    mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+    of_this_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
 
-    def said() -> list[str]:
-        return [log.message for log in client.read_logs(mine, 200, 0) if log.name.startswith("sem")]
+    def log_lines() -> list[str]:
+        return [
+            log.message
+            for log in client.read_logs(of_this_run, 200, 0)
+            if log.name.startswith("sem")
+        ]
 
-    until(lambda: any("generate: 180 of 180 images" in text for text in said()))
-    assert len(said()) == len(set(said()))
+    until(lambda: any("generate: 180 of 180 images" in text for text in log_lines()))
+    assert len(log_lines()) == len(set(log_lines()))
     assert output.count("generate: 180 of 180 images") == 1
     assert output.count("sharpening of features: scale") == 1  # a worker said so
 
@@ -196,21 +200,21 @@ def test_prefects_pages_show_progress_numbers_and_series(executed, artifacts_of,
     run, root, _ = executed
     key = artifact_key("build", root.url, root.plan.digest)
     assert key.startswith("semix-build-mixed-ne-") and len(key) == len("semix-build-mixed-ne-") + 8
-    found = artifacts_of(run.id)
-    assert {name: item["type"] for name, item in found.items()} == {
+    artifacts = artifacts_of(run.id)
+    assert {name: item["type"] for name, item in artifacts.items()} == {
         key: "progress",
         f"{key}-summary": "table",
         f"{key}-series": "markdown",
     }
-    assert found[key]["data"] == 100.0
-    assert found[key]["description"].startswith("180 of 180 images")
-    rows = {row["what"]: row["value"] for row in json.loads(found[f"{key}-summary"]["data"])}
+    assert artifacts[key]["data"] == 100.0
+    assert artifacts[key]["description"].startswith("180 of 180 images")
+    rows = {row["what"]: row["value"] for row in json.loads(artifacts[f"{key}-summary"]["data"])}
     assert rows["shards"] == "8 of 8, 8 in this run"
     assert rows["images"] == "180 of 180, 180 in this run"
     assert rows["made in this run"] == "0-7" and "reused" not in rows
     assert f"plan {root.plan.digest[:12]}; generator " in rows["lineage"].replace("\\", "")
     assert {"this run", "one worker", "images generated", "images encoded"} <= set(rows)
-    sheet = found[f"{key}-series"]["data"]
+    sheet = artifacts[f"{key}-series"]["data"]
     assert sheet.startswith("![series ") and "](data:image/webp;base64," in sheet
     assert len(sheet) < 150_000
     latest = latest_artifact(f"{key}-series")
@@ -220,10 +224,10 @@ def test_prefects_pages_show_progress_numbers_and_series(executed, artifacts_of,
 def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
     client, hasty_config, prefect_api, tmp_path, until
 ):
-    many = load_settings(
+    long_build = load_settings(
         BuildConfig, hasty_config.model_dump(), ["mixing.groups_per_pair=40", "generator.steps=20"]
     )
-    (tmp_path / "many.yaml").write_text(yaml.safe_dump(many.model_dump(mode="json")))
+    (tmp_path / "many.yaml").write_text(yaml.safe_dump(long_build.model_dump(mode="json")))
     command = [sys.executable, "-m", "semix.flows.cli", "build", "many.yaml", "--out", "cancelled"]
     environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PYTHONPATH": str(CHECKOUT)}
     with (tmp_path / "log").open("w") as log:
@@ -232,10 +236,10 @@ def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
     name = FlowRunFilter(name=FlowRunFilterName(any_=["build cancelled"]))
     (run,) = client.read_flow_runs(flow_run_filter=name)
     client.set_flow_run_state(run.id, Cancelling())  # as the button on the run's page does
-    said = (tmp_path / "log").read_text
-    assert build.wait(120) == 1, said()
-    assert f"this run in Prefect: {url_for(run)}" in said()
-    assert "error: cancelled in Prefect; committed work stays" in said()
+    log_text = (tmp_path / "log").read_text
+    assert build.wait(120) == 1, log_text()
+    assert f"this run in Prefect: {url_for(run)}" in log_text()
+    assert "error: cancelled in Prefect; committed work stays" in log_text()
     assert client.read_flow_run(run.id).state.is_cancelled()
     root = Root(str(tmp_path / "cancelled"))
     assert root.missing() and damage(root, full=True) == []
@@ -246,8 +250,8 @@ def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
 
 
 @pytest.fixture(scope="module")
-def broken(hasty_config, prefect_api, tmp_path_factory):
-    """A root where one shard cannot be written, and what building it said."""
+def failed_build(hasty_config, prefect_api, tmp_path_factory):
+    """A root where one shard could not be written, and the message of its build's error."""
     root = create_root(hasty_config, str(tmp_path_factory.mktemp("broken") / "mixed"))
     obstacle = Path(root.url) / "shards/0000/0000003.json"  # where its commit record goes
     obstacle.mkdir(parents=True)
@@ -257,21 +261,23 @@ def broken(hasty_config, prefect_api, tmp_path_factory):
     return root, str(caught.value)
 
 
-def test_one_failing_shard_stops_no_other_and_is_named(broken):
-    root, message = broken
+def test_one_failing_shard_stops_no_other_and_is_named(failed_build):
+    root, message = failed_build
     assert root.missing() == [3]
     assert list(root.failures()) == [3]
-    first, reason, *rest = message.splitlines()
-    assert first == "1 of 8 shards not made: 3"
+    summary, reason, *advice = message.splitlines()
+    assert summary == "1 of 8 shards not made: 3"
     assert reason.startswith("shard 3: ")
-    assert rest == [
+    assert advice == [
         f"all reasons: semix failures {root.url}",
         f"the rest is safe; go on with: semix resume {root.url}",
     ]
 
 
-def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, until, ended_tasks):
-    root, _ = broken
+def test_prefect_shows_the_run_its_log_and_its_end(
+    failed_build, latest_artifact, until, ended_tasks
+):
+    root, _ = failed_build
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
         assert run.name == "build mixed"
@@ -280,10 +286,10 @@ def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, unti
         assert run.state.is_failed()
         assert "1 of 8 shards not made: 3" in run.state.message
         assert sorted(ended_tasks(run.id, 2)) == ["generate slot 0", "plan"]
-        mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+        of_this_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
         until(
             lambda: any(
-                log.message.startswith("shard 7: ") for log in client.read_logs(mine, 200, 0)
+                log.message.startswith("shard 7: ") for log in client.read_logs(of_this_run, 200, 0)
             )
         )
         key = artifact_key("build", root.url, root.plan.digest)
@@ -292,8 +298,8 @@ def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, unti
         assert artifact["description"].startswith("156 of 180 images, 1 failed shard")
 
 
-def test_resume_makes_what_is_missing_and_pins_it(broken):
-    root, _ = broken
+def test_resume_makes_what_is_missing_and_pins_it(failed_build):
+    root, _ = failed_build
     before = root.committed()
     assert resume(root, slots=1).missing() == []
     assert {k: v for k, v in root.committed().items() if k != 3} == before

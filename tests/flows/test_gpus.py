@@ -1,4 +1,4 @@
-"""Which GPUs there are, and what auto means where there are some."""
+"""Which GPUs are visible, and the device that `auto` stands for."""
 
 import os
 import sys
@@ -24,17 +24,17 @@ def test_the_driver_is_asked_where_nothing_was_chosen(nvidia_smi):
 
 
 def test_the_driver_is_asked_once_until_it_answers(nvidia_smi, tmp_path):
-    asked = tmp_path / "asked"
-    nvidia_smi(f"echo >> {asked}; exit 9")
+    call_log = tmp_path / "asked"
+    nvidia_smi(f"echo >> {call_log}; exit 9")
     for _ in range(2):
         with pytest.raises(InputError, match="exit status 9"):
             visible_gpus()
-    assert asked.read_text() == "\n\n"
-    nvidia_smi(f"echo >> {asked}; echo 0")
+    assert call_log.read_text() == "\n\n"
+    nvidia_smi(f"echo >> {call_log}; echo 0")
     check_slots(SlotSettings(device="cuda"))
     check_machines(Machines(device="cuda"))
     assert visible_gpus() == ["0"] and settled_device("auto") == "cuda"
-    assert asked.read_text() == "\n\n\n"
+    assert call_log.read_text() == "\n\n\n"
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""Several machines that train one model: what they are told, and that they do."""
+"""Several machines that train one model: their settings, their start, and equal results."""
 
 import json
 import socket
@@ -70,29 +70,33 @@ def test_a_gpu_that_is_asked_for_must_be_there(gpus):
 def test_accelerate_is_told_of_the_machines(gpus):
     gpus(4)
     config = load_settings(TrainConfig, SETTINGS)
-    found = launcher_settings(config, Machines(8, 2, 1, MAIN))
-    assert found["distributed_type"] == "MULTI_GPU"
-    assert (found["num_processes"], found["num_machines"], found["machine_rank"]) == (8, 2, 1)
-    assert (found["main_process_ip"], found["main_process_port"]) == ("10.0.0.1", 29500)
-    assert not found["use_cpu"]
+    settings = launcher_settings(config, Machines(8, 2, 1, MAIN))
+    assert settings["distributed_type"] == "MULTI_GPU"
+    assert (settings["num_processes"], settings["num_machines"], settings["machine_rank"]) == (
+        8,
+        2,
+        1,
+    )
+    assert (settings["main_process_ip"], settings["main_process_port"]) == ("10.0.0.1", 29500)
+    assert not settings["use_cpu"]
     assert trainer_environment(Machines(device="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
     assert launcher_settings(config, Machines(device="cpu"))["use_cpu"]
 
 
 def test_machine_1_waits_until_machine_0_has_begun_the_same(tmp_path, monkeypatch):
     config = load_settings(TrainConfig, SETTINGS)
-    other = load_settings(TrainConfig, SETTINGS, ["epochs=9"])
-    run, first, second = tmp_path / "run", Machines(2, 2, 0, MAIN), Machines(2, 2, 1, MAIN)
+    other_config = load_settings(TrainConfig, SETTINGS, ["epochs=9"])
+    run, machine_0, machine_1 = tmp_path / "run", Machines(2, 2, 0, MAIN), Machines(2, 2, 1, MAIN)
     monkeypatch.setattr(training, "LOOK_S", 0.01)
-    claim(other, run, first)  # what a former run that never began has left
-    late = threading.Timer(0.2, claim, (config, run, first))
+    claim(other_config, run, machine_0)  # what a former run that never began has left
+    late = threading.Timer(0.2, claim, (config, run, machine_0))
     late.start()
-    path = claim(config, run, second)
+    path = claim(config, run, machine_1)
     assert json.loads(path.read_text())["epochs"] == config.epochs
     late.join()
     monkeypatch.setattr(training, "CLAIM_TIMEOUT_S", 0.05)
     with pytest.raises(InputError, match=r"^out = .*/run: machine 0 has not begun"):
-        claim(other, run, second)
+        claim(other_config, run, machine_1)
 
 
 def free_port() -> int:
@@ -103,7 +107,7 @@ def free_port() -> int:
 
 @pytest.mark.process
 def test_two_machines_train_as_one_process_does(tmp_path):
-    """Without batch norms, which see a process's own images alone."""
+    """The model has no batch norms, whose statistics are of one process's images."""
     changes = {
         "model": {"name": "lenet"},
         "optimiser": {"learning_rate": 0.02, "schedule": "constant"},
@@ -126,9 +130,9 @@ def test_two_machines_train_as_one_process_does(tmp_path):
         return outcome.returncode, lines
 
     with ThreadPoolExecutor(2) as pool:
-        ended = list(pool.map(machine, range(2)))
-    assert [status for status, _ in ended] == [0, 0], ended
+        outcomes = list(pool.map(machine, range(2)))
+    assert [status for status, _ in outcomes] == [0, 0], outcomes
     expected = history(train_here(claimed(tmp_path / "one", **changes).parent))
-    for found, line in zip(history(run), expected, strict=True):
-        assert found.pop("stage") == line.pop("stage")
-        assert found == pytest.approx(line, rel=1e-4, abs=1e-6)
+    for result, line in zip(history(run), expected, strict=True):
+        assert result.pop("stage") == line.pop("stage")
+        assert result == pytest.approx(line, rel=1e-4, abs=1e-6)

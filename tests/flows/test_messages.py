@@ -1,4 +1,4 @@
-"""What the command line answers to places and values that it cannot use, and what to do then."""
+"""Errors of the command line for paths and values that it cannot use, with their remedies."""
 
 import errno
 import subprocess
@@ -13,7 +13,7 @@ from tests.command import semix
 from tests.handmade import make_root
 
 
-def refused(*arguments: str) -> str:
+def error_line(*arguments: str) -> str:
     """The one line of an error in the input."""
     status, out, err = semix(*arguments)
     assert (status, out) == (2, "")
@@ -23,11 +23,11 @@ def refused(*arguments: str) -> str:
 
 @pytest.mark.parametrize("command", ["status", "verify", "resume", "failures"])
 def test_a_root_that_is_not_there_is_no_such_folder(command, tmp_path):
-    place = tmp_path / "nope"
-    said = refused(command, str(place))
-    assert said == f"url = {place}: there is no such folder; start it with `semix build`"
-    place.mkdir()
-    assert refused(command, str(place)).startswith(f"url = {place}: holds no plan.json; start")
+    path = tmp_path / "nope"
+    message = error_line(command, str(path))
+    assert message == f"url = {path}: there is no such folder; start it with `semix build`"
+    path.mkdir()
+    assert error_line(command, str(path)).startswith(f"url = {path}: holds no plan.json; start")
 
 
 @pytest.mark.parametrize("command", [("resume",), ("relabel", "--set", "annotation.scale=4")])
@@ -38,8 +38,8 @@ def test_a_gpu_that_is_demanded_and_not_here_is_refused_whatever_is_left_to_do(
     name, *options = command
     root = make_root(tmp_path, 1, 2)
     root.write_index()
-    said = refused(name, root.url, *options, "--device", "cuda")
-    assert said.startswith("device = cuda: no GPU is visible on this machine; use cpu, or run")
+    message = error_line(name, root.url, *options, "--device", "cuda")
+    assert message.startswith("device = cuda: no GPU is visible on this machine; use cpu, or run")
 
 
 @pytest.mark.parametrize(
@@ -60,23 +60,23 @@ def test_an_option_that_is_no_choice_is_answered_with_the_nearest(arguments, sai
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
     """A disk of 64 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("this user may not mount a file system of limited size")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("format", ["folder", "parquet", "huggingface"])
 def test_an_export_names_the_place_whose_disk_is_full(format, small_disk, tmp_path):
     root = make_root(tmp_path / "root", 8, 8, count=8, side=32)
-    place = small_disk / "export"
-    status, out, err = semix("export", root.url, "--to", str(place), "--format", format)
+    target = small_disk / "export"
+    status, out, err = semix("export", root.url, "--to", str(target), "--format", format)
     assert (status, out) == (1, "")
-    assert err == f"error: the disk is full at {place}; free some space, or choose another place\n"
+    assert err == f"error: the disk is full at {target}; free some space, or choose another place\n"
     assert list(small_disk.iterdir()) == []
 
 

@@ -48,10 +48,10 @@ def test_a_price_is_a_number_and_free_text(text, hour, currency):
     ],
 )
 def test_a_price_that_can_be_read_in_two_ways_is_refused_with_the_form_to_write(text):
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         Price.read(text)
-    assert (refused.value.field, refused.value.value) == ("--price", text)
-    assert refused.value.remedy.endswith("write 2.49, 1234.50 or 1,234.50")
+    assert (caught.value.field, caught.value.value) == ("--price", text)
+    assert caught.value.remedy.endswith("write 2.49, 1234.50 or 1,234.50")
 
 
 @pytest.mark.parametrize("text", ["cheap", "-2", "2 or 3", "1e5", "EUR"])
@@ -63,18 +63,18 @@ def test_a_price_that_is_no_number_is_refused(text):
 def test_the_check_tells_money_of_its_hours(hasty_config, tmp_path):
     facts = check(hasty_config, str(tmp_path / "x"), rate=0.001)
     price = Price(2.0, "EUR")
-    found = price_of_check(facts, price)
-    assert found["estimated"] == pytest.approx(2 * facts["hours"])
-    assert found["of_which_noise"] == 0 and "stages" not in found
-    assert words_of_check({**found, "estimated": 3.0}, price) == "3.00 EUR"
+    cost = price_of_check(facts, price)
+    assert cost["estimated"] == pytest.approx(2 * facts["hours"])
+    assert cost["of_which_noise"] == 0 and "stages" not in cost
+    assert words_of_check({**cost, "estimated": 3.0}, price) == "3.00 EUR"
     timed = {"hours": 10.0, "seconds": 2.0, "stages": {"generate": 1.5, "clip": 0.5}}
     dear = {**facts, "hours": 12.0, "noise_ratio": 0.5, "timed": timed}
-    found = price_of_check(dear, price)
-    assert found["of_which_noise"] == pytest.approx(24 / 3)
+    cost = price_of_check(dear, price)
+    assert cost["of_which_noise"] == pytest.approx(24 / 3)
     # A third of the ten hours chooses noise; the rest is the batch's.
     stages = {"generate": 10.0, "clip": 10 / 3, "choosing noise": 20 / 3}
-    assert found["stages"] == pytest.approx(stages)
-    assert words_of_check(found, price) == (
+    assert cost["stages"] == pytest.approx(stages)
+    assert words_of_check(cost, price) == (
         "24.00 EUR, of which noise selection 8.00 EUR; at the measured speed 20.00 EUR (generate "
         "10.00 EUR, choosing noise 6.67 EUR, clip 3.33 EUR)"
     )
@@ -85,22 +85,22 @@ def test_the_check_tells_money_of_its_hours(hasty_config, tmp_path):
 def test_a_root_tells_what_it_has_cost_and_what_is_left(hasty_config, tmp_path):
     root = Root(made(hasty_config, tmp_path / "root").url)
     root.discard(3)
-    found, price = root.progress(), Price(3600.0)
-    left = derived_figures(found)["worker_seconds_left"]
-    told = price_of_root(found, left, price)
-    assert told["spent"] == pytest.approx(found.seconds)
-    assert told["left"] == pytest.approx(left) and left > 0
-    assert told["stages"] == pytest.approx(found.stages)
-    words = words_of_root(told, price)
-    assert " so far (generate " in words and words.endswith(" left")
+    progress, price = root.progress(), Price(3600.0)
+    seconds_left = derived_figures(progress)["worker_seconds_left"]
+    cost = price_of_root(progress, seconds_left, price)
+    assert cost["spent"] == pytest.approx(progress.seconds)
+    assert cost["left"] == pytest.approx(seconds_left) and seconds_left > 0
+    assert cost["stages"] == pytest.approx(progress.stages)
+    text = words_of_root(cost, price)
+    assert " so far (generate " in text and text.endswith(" left")
 
 
 def test_status_and_check_take_a_price(hasty_config, tmp_path):
     url = made(hasty_config, tmp_path / "root").url
     status, out, err = semix("status", url, "--price", "2.49 EUR", "--json")
     assert status == 0, err
-    found = json.loads(out)
-    assert found["price"]["currency"] == "EUR" and found["price"]["left"] in (None, 0)
-    assert found["price"]["spent"] == pytest.approx(Root(url).progress().seconds / 3600 * 2.49)
+    facts = json.loads(out)
+    assert facts["price"]["currency"] == "EUR" and facts["price"]["left"] in (None, 0)
+    assert facts["price"]["spent"] == pytest.approx(Root(url).progress().seconds / 3600 * 2.49)
     status, _, err = semix("status", url, "--price", "cheap")
     assert status == 2 and "--price = cheap: give the price of one GPU for one hour" in err

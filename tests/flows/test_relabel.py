@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("prefect_api")
 
 
 @pytest.fixture
-def said():
-    """Lines of the log, which semix prints."""
+def log_text():
+    """log_text(): what semix has logged so far."""
     logger, lines, handler = logging.getLogger("semix"), [], logging.Handler(logging.INFO)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     before = logger.level
@@ -37,15 +37,15 @@ def files(root: Root) -> dict[str, bytes]:
     return {name: root.store.get(name) for name in root.store.list("")}
 
 
-def test_nothing_is_done_where_nothing_differs(root, said):
+def test_nothing_is_done_where_nothing_differs(root, log_text):
     before = files(root)
     assert relabel(root) == {"url": root.url, "digest": None}
     assert files(root) == before
-    assert "these are the root's own labels; nothing to do" in said()
+    assert "these are the root's own labels; nothing to do" in log_text()
 
 
 def test_stored_features_are_labelled_and_what_is_complete_needs_no_server(
-    root, monkeypatch, said, artifacts_of
+    root, monkeypatch, log_text, artifacts_of
 ):
     facts = relabel(root, ["annotation.scale=4.0"], slots=1)
     assert (facts["done"], facts["shards"], facts["scale"]) == (8, 8, 4.0)
@@ -55,9 +55,9 @@ def test_stored_features_are_labelled_and_what_is_complete_needs_no_server(
         assert set(run.tags) == {"semix", "relabel"}
         assert run.parameters["overrides"] == ["annotation.scale=4.0"]
         key = artifact_key("relabel", root.url, facts["digest"])
-        found = artifacts_of(run.id)
-        assert found[key]["data"] == 100.0
-        rows = {row["what"]: row["value"] for row in json.loads(found[f"{key}-summary"]["data"])}
+        result = artifacts_of(run.id)
+        assert result[key]["data"] == 100.0
+        rows = {row["what"]: row["value"] for row in json.loads(result[f"{key}-summary"]["data"])}
         assert (rows["digest"], rows["done"]) == (facts["digest"], "8")
     before = files(root)
     monkeypatch.setattr(
@@ -65,12 +65,12 @@ def test_stored_features_are_labelled_and_what_is_complete_needs_no_server(
     )
     assert relabel(root, ["annotation.scale=4.0"]) == facts
     assert files(root) == before
-    assert "complete, nothing to do" in said()
+    assert "complete, nothing to do" in log_text()
     assert listed(root) == [{key: facts[key] for key in listed(root)[0]}]
 
 
 def test_stored_features_are_labelled_here_with_the_bytes_of_the_flow(
-    root, tmp_path, monkeypatch, said
+    root, tmp_path, monkeypatch, log_text
 ):
     baked = tmp_path / "of the flow", tmp_path / "made here"
     expected = relabel(root, ["annotation.scale=4.0"], slots=1, out=str(baked[0]))
@@ -84,10 +84,10 @@ def test_stored_features_are_labelled_here_with_the_bytes_of_the_flow(
     facts = relabel(root, ["annotation.scale=4.0"], out=str(baked[1]))
     assert facts == {**expected, "out": str(baked[1])}
     assert files(root) == before
-    first, second = map(Root, map(str, baked))
-    assert first.plan == second.plan
-    assert set(first.images().values()) == set(second.images().values())
-    assert "8 shards from stored features" in said()
+    first_root, second_root = map(Root, map(str, baked))
+    assert first_root.plan == second_root.plan
+    assert set(first_root.images().values()) == set(second_root.images().values())
+    assert "8 shards from stored features" in log_text()
 
 
 def test_images_are_read_by_workers_and_their_features_serve_the_next_set(
@@ -99,11 +99,15 @@ def test_images_are_read_by_workers_and_their_features_serve_the_next_set(
     sharper = relabel(root, [clip, "annotation.scale=3.0"])
     assert (sharper["done"], sharper["features"]) == (8, facts["digest"])
     assert label_sets(root) == sorted([facts["digest"], sharper["digest"]])
-    first, second = (LabelSet(root, found["digest"]) for found in (facts, sharper))
-    for labels in (first, second):
+    with_features, sharper_labels = (
+        LabelSet(root, result["digest"]) for result in (facts, sharper)
+    )
+    for labels in (with_features, sharper_labels):
         root.store.delete(labels.name(2))
     assert relabel(root, [clip, "annotation.scale=3.0"])["done"] == 8
-    assert first.missing() == second.missing() == []  # the one with the features came first
+    assert (
+        with_features.missing() == sharper_labels.missing() == []
+    )  # the one with the features came first
 
 
 def test_shards_that_cannot_be_labelled_are_named_and_the_rest_is_done(root):
@@ -121,12 +125,12 @@ def test_shards_that_cannot_be_labelled_are_named_and_the_rest_is_done(root):
     assert relabel(root, ["annotation.scale=4.0"])["done"] == 8
 
 
-def test_an_unfinished_root_is_labelled_as_far_as_it_is(root, said):
+def test_an_unfinished_root_is_labelled_as_far_as_it_is(root, log_text):
     root.discard(1)
     facts = relabel(root, ["annotation.scale=4.0"])
     assert (facts["done"], facts["shards"]) == (7, 7)
     assert f"1 of 8 shards have no images yet; run this again after `semix resume {root.url}`" in (
-        said()
+        log_text()
     )
 
 
@@ -174,10 +178,10 @@ def test_baking_makes_a_root_that_names_its_source(root, tmp_path):
 
 
 def images(root: Root) -> dict[int, list[bytes]]:
-    found = {}
+    series = {}
     for entry in root.entries():
-        found |= {s.record.group: s.images for s in read_shard(root.store, entry)}
-    return found
+        series |= {s.record.group: s.images for s in read_shard(root.store, entry)}
+    return series
 
 
 def test_damaged_images_are_not_baked_and_named(root, tmp_path):
@@ -200,14 +204,14 @@ def test_the_command_shows_and_lists(root, prefect_api, monkeypatch):
     status, facts, _ = semix("relabel", root.url, "--set", "annotation.scale=4.0", "--json")
     assert (status, json.loads(facts)["done"]) == (0, 8)
     digest = json.loads(facts)["digest"]
-    _, sets, _ = semix("relabel", root.url, "--list")
-    assert sets == (
+    _, listing, _ = semix("relabel", root.url, "--list")
+    assert listing == (
         f"{digest[:12]}  8 of 8 shards  projection, scale 4.0, {own_clip(root)}; "
         "differs from the root in scale: 4.0\n"
     )
-    _, standing, _ = semix("status", root.url, "--json")
-    assert json.loads(standing)["label_sets"] == digest[:12]
-    assert json.loads(standing)["incomplete_label_sets"] == []
+    _, status_text, _ = semix("status", root.url, "--json")
+    assert json.loads(status_text)["label_sets"] == digest[:12]
+    assert json.loads(status_text)["incomplete_label_sets"] == []
 
 
 @pytest.mark.parametrize(
@@ -222,19 +226,21 @@ def test_a_set_that_lacks_shards_is_named_with_the_command_that_makes_them(root,
     labels = LabelSet(root, relabel(root, overrides)["digest"])
     for shard in (2, 5):
         root.store.delete(labels.name(shard))
-    _, standing, _ = semix("status", root.url, "--json")
-    (found,) = json.loads(standing)["incomplete_label_sets"]
-    assert (found["digest"], found["missing"]) == (labels.digest, 2)
-    _, standing, _ = semix("status", root.url)
-    line = f"lacks labels of 2 shards; make them: {found['command']}\n"
-    assert f"label set {labels.digest[:12]}" in standing and line in standing
-    _, sets, _ = semix("relabel", root.url, "--list")
-    assert f"  complete it: {found['command']}\n" in sets
-    _, sets, _ = semix("relabel", root.url, "--list", "--json")
-    wanted = dict(text.removeprefix("annotation.").split("=") for text in overrides)
-    settings = {name: str(value).lower() for name, value in json.loads(sets)[0]["settings"].items()}
-    assert wanted.items() <= settings.items()
-    status, _, err = semix(*shlex.split(found["command"])[1:])
+    _, status_text, _ = semix("status", root.url, "--json")
+    (result,) = json.loads(status_text)["incomplete_label_sets"]
+    assert (result["digest"], result["missing"]) == (labels.digest, 2)
+    _, status_text, _ = semix("status", root.url)
+    line = f"lacks labels of 2 shards; make them: {result['command']}\n"
+    assert f"label set {labels.digest[:12]}" in status_text and line in status_text
+    _, listing, _ = semix("relabel", root.url, "--list")
+    assert f"  complete it: {result['command']}\n" in listing
+    _, listing, _ = semix("relabel", root.url, "--list", "--json")
+    expected = dict(text.removeprefix("annotation.").split("=") for text in overrides)
+    settings = {
+        name: str(value).lower() for name, value in json.loads(listing)[0]["settings"].items()
+    }
+    assert expected.items() <= settings.items()
+    status, _, err = semix(*shlex.split(result["command"])[1:])
     assert status == 0, err
     assert labels.missing() == [] and label_sets(root) == [labels.digest]
 
@@ -242,8 +248,8 @@ def test_a_set_that_lacks_shards_is_named_with_the_command_that_makes_them(root,
 def test_a_damaged_set_does_not_hide_how_far_the_root_is(root):
     digest = relabel(root, ["annotation.scale=3.0"])["digest"]
     root.store.put(f"labels/{digest}/set.json", b"{")
-    status, standing, _ = semix("status", root.url)
-    assert status == 0 and "run `semix relabel` again" in standing
+    status, status_text, _ = semix("status", root.url)
+    assert status == 0 and "run `semix relabel` again" in status_text
 
 
 def own_clip(root: Root) -> str:

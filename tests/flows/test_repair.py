@@ -30,24 +30,24 @@ def tars(root: Root) -> dict[str, bytes]:
     return root.store.get_many(entry.tar for entry in root.entries())
 
 
-def changed(root: Root, name: str, change) -> None:
+def rewrite(root: Root, name: str, change) -> None:
     root.store.put(name, change(root.store.get(name)))
 
 
 def test_resume_makes_all_that_is_damaged_again(prefect_api, root, built, caplog):
     names = [entry.tar for entry in root.entries()]
-    changed(root, names[0], lambda content: content[:-100])
-    changed(root, names[1], lambda content: content[:3000] + b"?" + content[3001:])
+    rewrite(root, names[0], lambda content: content[:-100])
+    rewrite(root, names[1], lambda content: content[:3000] + b"?" + content[3001:])
     root.store.delete(names[2])
-    changed(root, f"{shard_stem(3)}.json", lambda content: content[:-100])
+    rewrite(root, f"{shard_stem(3)}.json", lambda content: content[:-100])
     root.store.delete(f"{shard_stem(4)}.json")
-    changed(root, "prototypes.safetensors", lambda content: content[:-1] + b"?")
-    changed(root, "index/0.json", lambda content: content[:-2])
+    rewrite(root, "prototypes.safetensors", lambda content: content[:-1] + b"?")
+    rewrite(root, "index/0.json", lambda content: content[:-2])
     status, out, _ = semix("verify", root.url, "--full", "--json")
     assert status == 1
-    found = [(p["kind"], p["shard"]) for p in json.loads(out) if p["damage"]]
+    damage_found = [(p["kind"], p["shard"]) for p in json.loads(out) if p["damage"]]
     shards = [("shard", 0), ("shard", 1), ("shard", 2)]
-    assert sorted(found, key=str) == sorted(
+    assert sorted(damage_found, key=str) == sorted(
         [("record", 3), *shards, ("prototypes", None), ("index", None)], key=str
     )
     mended = resume(Root(root.url), slots=1, full=True)
@@ -85,7 +85,7 @@ def test_a_root_goes_on_where_its_models_were_moved(prefect_api, root, built, tm
 
 @pytest.fixture
 def similar(make_config, hasty_standins, tmp_path) -> Root:
-    """A whole root of pairs that were drawn by similarity."""
+    """A complete root of pairs that were drawn by similarity."""
     pairs = "mixing.pairs={kind: similar, count: 3}"
     root = create_root(make_config(hasty_standins, pairs), str(tmp_path / "similar"))
     assert worker([root.url, "--device", "cpu"]) == 0
@@ -128,9 +128,9 @@ def test_extending_adds_behind_and_touches_nothing(prefect_api, root, built):
 
 def test_extending_says_which_label_sets_lack_the_new_shards(prefect_api, root):
     digest = relabel(root, ["annotation.scale=4.0"])["digest"]
-    status, shown, _ = semix("extend", root.url, "--groups-per-pair", "2", "--slots", "1")
+    status, out, _ = semix("extend", root.url, "--groups-per-pair", "2", "--slots", "1")
     assert status == 0
-    (line,) = [line for line in shown.splitlines() if "lacks labels of 8 shards; make" in line]
+    (line,) = [line for line in out.splitlines() if "lacks labels of 8 shards; make" in line]
     assert line.startswith(f"label set {digest[:12]}")
     command = line.partition("make them: ")[2]
     assert semix(*shlex.split(command)[1:])[0] == 0
@@ -144,15 +144,15 @@ def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_
     obstacle.mkdir()
     left_out = "1 of 8 shards failed and are left out: 3; the index is without them"
     with caplog.at_level(logging.WARNING, "semix.build"):  # of 8 shards 13 % is one
-        left = resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="13%"))
+        finished = resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="13%"))
     assert left_out in caplog.text
-    assert (left.missing(), left.attempts(3)) == ([3], 1)
+    assert (finished.missing(), finished.attempts(3)) == ([3], 1)
     assert root.indices() == ["index/0.json", "index/1.json"]
     caplog.clear()
     with caplog.at_level(logging.WARNING, "semix.build"):
-        left = build(hasty_config, root.url, slots=1, selection=ShardSelection(skip_failed="1"))
+        finished = build(hasty_config, root.url, slots=1, selection=ShardSelection(skip_failed="1"))
     assert left_out in caplog.text
-    assert left.attempts(3) == 1  # it was not tried
+    assert finished.attempts(3) == 1  # it was not tried
     with pytest.raises(BuildFailed, match="1 of 8 shards not made: 3"):
         resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="0"))
     obstacle.rmdir()

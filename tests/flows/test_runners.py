@@ -33,7 +33,7 @@ SHARDS = 8
 
 @flow(persist_result=False, result_serializer="json")
 def make(url: str, settings: SlotSettings, *, enough: int = 0) -> dict[str, Any]:
-    """Make what is missing; an error once so many more shards are there, if that is asked for."""
+    """Make the missing shards; with `enough`, raise once so many more shards are committed."""
     root, before = Root(url), len(Root(url).committed())
 
     def look(progress: RootProgress) -> None:
@@ -48,7 +48,7 @@ def make(url: str, settings: SlotSettings, *, enough: int = 0) -> dict[str, Any]
 
 @pytest.fixture
 def started(built: Root, hasty_config, tmp_path: Path) -> Root:
-    """A root of which no shard is made yet."""
+    """A root with prototypes and no shards."""
     root = create_root(hasty_config, str(tmp_path / "mixed"))
     root.store.create("prototypes.safetensors", built.store.get("prototypes.safetensors"))
     return root
@@ -56,7 +56,7 @@ def started(built: Root, hasty_config, tmp_path: Path) -> Root:
 
 @pytest.fixture(scope="module")
 def slow_config(make_config, hasty_standins):
-    """A build of 4,500 shards, which is not done before those who forget its flow end."""
+    """A build of 4,500 shards, which lasts longer than slots need to notice a dead flow."""
     shards = ("shards.groups_per_shard=1", "shards.groups_per_batch=1")
     return make_config(hasty_standins, "mixing.groups_per_pair=100", "generator.steps=40", *shards)
 
@@ -66,25 +66,25 @@ def children(*words: str) -> list[psutil.Process]:
 
 
 def workers(root: Root) -> list[psutil.Process]:
-    """Those that make shards of this root."""
+    """The processes that make shards of this root."""
     return children("semix.pipeline.worker", root.url)
 
 
-def done(root: Root) -> int:
+def num_committed(root: Root) -> int:
     return len(list(Path(root.url).glob("shards/*/*[0-9].json")))
 
 
 @contextmanager
 def killed(root: Root, victims: Callable[[], list[psutil.Process]]) -> Iterator[list[int]]:
-    """Kill one of them once the first shard is there; yields the numbers of the dead."""
+    """Kill one victim once the first shard is committed; yields the list of killed pids."""
     dead: list[int] = []
     over = threading.Event()
 
     def kill() -> None:
         while not dead and not over.wait(0.02):
-            if found := victims() if done(root) else []:
-                dead.append(found[0].pid)
-                found[0].kill()
+            if running := victims() if num_committed(root) else []:
+                dead.append(running[0].pid)
+                running[0].kill()
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
@@ -105,15 +105,15 @@ def test_a_build_with_a_killed_worker_ends_as_a_quiet_one(
     assert len(dead) == 1
     assert end["errors"] == []
     assert contents(started) == contents(built)
-    # Killed before a commit it costs one more; between that and its line, one that nobody counts.
+    # Killed before a commit, the shard is made twice; after it, the line that counts it is lost.
     assert abs(sum(result["made"] for result in end["results"]) - SHARDS) <= 1
     assert started.store.list("leases") == []
     assert workers(started) == []
     tasks = ended_tasks(end["run"], 2)  # of the one server, wherever they ran
     assert sorted(tasks) == ["generate slot 0", "generate slot 1"]
     assert all(task.state.is_completed() for task in tasks.values())
-    said = "".join(capfd.readouterr()).splitlines()
-    assert [line for line in said if "| INFO    |" not in line] == []  # those are Prefect's
+    lines = "".join(capfd.readouterr()).splitlines()
+    assert [line for line in lines if "| INFO    |" not in line] == []  # those are Prefect's
     assert children("ray") == children("spawn_main") == []
 
 
@@ -125,7 +125,7 @@ def dask_cluster() -> Iterator[str]:
     from distributed import LocalCluster
 
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-    gpu = {"CUDA_VISIBLE_DEVICES": "7"}  # it is said to be
+    gpu = {"CUDA_VISIBLE_DEVICES": "7"}  # there need not be one
     with LocalCluster(host="127.0.0.1", env=gpu, **options) as cluster:
         yield cluster.scheduler_address
 
@@ -139,7 +139,7 @@ def ray_cluster() -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
     command += [f"--port={port}", "--num-cpus=4", "--num-gpus=2"]
-    command += ["--include-dashboard=false", "--disable-usage-stats"]  # the GPUs are said to be
+    command += ["--include-dashboard=false", "--disable-usage-stats"]  # there need not be GPUs
     paths = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths}
     with subprocess.Popen(
@@ -171,20 +171,20 @@ def supervisors(root: Root) -> list[psutil.Process]:
 
 @contextmanager
 def gpus_seen(root: Root) -> Iterator[set[str | None]]:
-    """Which GPUs its workers may use."""
-    seen: set[str | None] = set()
+    """A set that gets the values of CUDA_VISIBLE_DEVICES of the root's workers."""
+    values: set[str | None] = set()
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.02):
             for worker in workers(root):
                 with suppress(psutil.Error):
-                    seen.add(worker.environ().get("CUDA_VISIBLE_DEVICES"))
+                    values.add(worker.environ().get("CUDA_VISIBLE_DEVICES"))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
-        yield seen
+        yield values
     finally:
         over.set()
         thread.join(60)
@@ -199,9 +199,9 @@ def test_an_existing_cluster_survives_the_death_of_one_of_its_processes(
     with CLUSTERS[runner]() as address:
         settings = SlotSettings(runner=runner, cluster=address, device="cpu")
         with gpus_seen(started) as gpus:  # which a slot that has one does not go on without
-            refused = make(started.url, replace(settings, device="auto"))["errors"]
-        assert len(refused) == 2  # one slot a Dask worker or a GPU of Ray's
-        for error in refused:
+            errors = make(started.url, replace(settings, device="auto"))["errors"]
+        assert len(errors) == 2  # one slot a Dask worker or a GPU of Ray's
+        for error in errors:
             assert "its worker ended: exit status 78" in error
             assert "error: device = cuda: torch sees no GPU here" in error
         with killed(started, lambda: supervisors(started)) as dead:
@@ -246,8 +246,12 @@ def test_slots_of_a_dask_cluster_of_our_own_have_a_gpu_each(started, prefect_api
     from semix.flows.slots.dask import dask_slots
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    with dask_slots(SlotSettings(3, runner="dask"), started.url) as place:
-        assert [own["CUDA_VISIBLE_DEVICES"] for own in place.environments] == ["4", "7", "4"]
+    with dask_slots(SlotSettings(3, runner="dask"), started.url) as slots:
+        assert [environment["CUDA_VISIBLE_DEVICES"] for environment in slots.environments] == [
+            "4",
+            "7",
+            "4",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -262,8 +266,8 @@ def test_what_listens_and_is_no_cluster_is_named(
     runner, scheme, named, started, prefect_api, monkeypatch
 ):
     monkeypatch.setattr(f"semix.flows.slots.{runner}.CONNECT_S", 2)
-    with create_server(("127.0.0.1", 0)) as other:
-        address = f"{scheme}127.0.0.1:{other.getsockname()[1]}"
+    with create_server(("127.0.0.1", 0)) as listener:
+        address = f"{scheme}127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(InputError, match=f"cluster = {address}: {named} answers there"):
             make(started.url, SlotSettings(runner=runner, cluster=address))
     assert started.store.list("leases") == []

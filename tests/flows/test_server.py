@@ -50,14 +50,14 @@ def test_the_server_knows_its_own_pages_address(prefect_api):
 
 def test_a_page_from_elsewhere_can_neither_read_nor_change_anything(prefect_api):
     elsewhere = {"Origin": "http://elsewhere.example"}
-    asking = {**elsewhere, "Access-Control-Request-Method": "POST"}
-    asked = httpx.options(f"{prefect_api}/work_pools/", headers=asking)
-    ours = elsewhere | authorization()
-    told = httpx.get(f"{prefect_api}/csrf-token?client=elsewhere", headers=ours)
-    for answer in (asked, told):
-        assert "access-control-allow-origin" not in answer.headers
+    preflight = {**elsewhere, "Access-Control-Request-Method": "POST"}
+    preflight_response = httpx.options(f"{prefect_api}/work_pools/", headers=preflight)
+    headers = elsewhere | authorization()
+    token_response = httpx.get(f"{prefect_api}/csrf-token?client=elsewhere", headers=headers)
+    for response in (preflight_response, token_response):
+        assert "access-control-allow-origin" not in response.headers
     pool = {"name": "theirs", "type": "process"}
-    changed = httpx.post(f"{prefect_api}/work_pools/", json=pool, headers=ours)
+    changed = httpx.post(f"{prefect_api}/work_pools/", json=pool, headers=headers)
     assert changed.status_code == 403 and "CSRF" in changed.text
 
 
@@ -69,8 +69,8 @@ def test_its_client_sends_tokens_even_where_they_are_turned_off():
         "with prefect_server(), get_client(sync_client=True) as client:\n"
         "    print(client.create_concurrency_limit(tag='ours', concurrency_limit=1))"
     )
-    done = in_a_new_process(code, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED="false")
-    assert done.returncode == 0, done.stderr
+    completed = in_a_new_process(code, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED="false")
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_a_configured_server_is_used(prefect_api):
@@ -78,15 +78,18 @@ def test_a_configured_server_is_used(prefect_api):
         "from semix.flows.run_server import prefect_server\nimport psutil\n"
         "with prefect_server() as url: print(url, len(psutil.Process().children()))"
     )
-    done = in_a_new_process(code, PREFECT_API_URL=prefect_api)
-    assert done.stdout.split() == [prefect_api, "0"], done.stderr
+    completed = in_a_new_process(code, PREFECT_API_URL=prefect_api)
+    assert completed.stdout.split() == [prefect_api, "0"], completed.stderr
 
 
 @pytest.mark.process
 def test_a_configured_server_that_is_not_there_is_named():
     code = "from semix.flows.run_server import prefect_server\nwith prefect_server(): pass"
-    done = in_a_new_process(code, PREFECT_API_URL="http://127.0.0.1:9/api")
-    assert "InputError: PREFECT_API_URL = http://127.0.0.1:9/api: no Prefect server" in done.stderr
+    completed = in_a_new_process(code, PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert (
+        "InputError: PREFECT_API_URL = http://127.0.0.1:9/api: no Prefect server"
+        in completed.stderr
+    )
 
 
 @pytest.mark.process

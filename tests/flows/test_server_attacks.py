@@ -1,4 +1,4 @@
-"""What other accounts, pages from elsewhere and foreign names try on a run and its server."""
+"""Attacks on a run and its server by other accounts, by foreign web pages and by names."""
 
 import base64
 import html
@@ -60,8 +60,8 @@ def ask(address, method, path, body=None, *, host="", key="", **headers):
         text = json.dumps(body) if body is not None else None
         headers = {"Host": host or address, "Content-Type": "application/json"} | headers
         connection.request(method, path, text, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        response = connection.getresponse()
+        return response.status, response.read()
     finally:
         connection.close()
 
@@ -77,12 +77,12 @@ def token(address, key):
 def opening(address, path, *, host, protocol="prefect"):
     """The status that the opening of a web socket is answered with; 101 opens it."""
     name, port = address.split(":")
-    asked = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
-    asked += "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    asked += f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}\r\n"
-    asked += f"Sec-WebSocket-Protocol: {protocol}\r\n\r\n" if protocol else "\r\n"
+    request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
+    request += "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    request += f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}\r\n"
+    request += f"Sec-WebSocket-Protocol: {protocol}\r\n\r\n" if protocol else "\r\n"
     with socket.create_connection((name, int(port)), timeout=30) as connection:
-        connection.sendall(asked.encode())
+        connection.sendall(request.encode())
         return int(connection.recv(4096).split()[1])
 
 
@@ -93,8 +93,8 @@ def test_a_rebound_name_gets_no_answer_even_with_the_key(
 ):
     """A page of evil.example lets its name point to 127.0.0.1: the browser takes both for one."""
     name = f"{host}:{address.split(':')[1]}"
-    own = {"Origin": f"http://{name}"} | token
-    assert ask(address, method, path, body, host=name, key=key, **own)[0] == 400
+    headers = {"Origin": f"http://{name}"} | token
+    assert ask(address, method, path, body, host=name, key=key, **headers)[0] == 400
 
 
 @pytest.mark.parametrize("path", SOCKETS)
@@ -147,9 +147,9 @@ def test_the_key_is_in_no_command_line_log_or_readable_file(key):
         except (psutil.AccessDenied, psutil.NoSuchProcess):
             continue
     home = Path(get_current_settings().home)
-    kept = [file for file in home.glob("semix-server*") if password in file.read_text()]
-    assert [file.stat().st_mode & 0o777 for file in kept] == [0o600]
-    assert "semix-server.log" not in {file.name for file in kept}
+    key_files = [file for file in home.glob("semix-server*") if password in file.read_text()]
+    assert [file.stat().st_mode & 0o777 for file in key_files] == [0o600]
+    assert "semix-server.log" not in {file.name for file in key_files}
 
 
 def test_each_run_has_another_key_told_by_the_name_of_its_users_file(key):
@@ -167,15 +167,15 @@ def test_each_run_has_another_key_told_by_the_name_of_its_users_file(key):
         "print(file.exists())"
     )
     environment = {**os.environ, "PREFECT_API_URL": ""}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
-    assert done.returncode == 0, done.stderr
-    file, written, sent, left = done.stdout.split()
-    assert written == sent != key and left == "False"
-    said = [line for line in done.stderr.splitlines() if "its login is in" in line]
-    assert len(said) == 1 and file in said[0]
-    assert sent.partition(":")[2] not in done.stderr
+    assert completed.returncode == 0, completed.stderr
+    file, key_in_file, key_sent, file_remains = completed.stdout.split()
+    assert key_in_file == key_sent != key and file_remains == "False"
+    lines = [line for line in completed.stderr.splitlines() if "its login is in" in line]
+    assert len(lines) == 1 and file in lines[0]
+    assert key_sent.partition(":")[2] not in completed.stderr
 
 
 HOSTILE = (
@@ -184,8 +184,8 @@ HOSTILE = (
 )
 
 
-def shown(text):
-    """Markdown as Prefect's pages show it, raw HTML included: its tags, and what a person reads."""
+def rendered(text):
+    """The tags and the visible text of Markdown as Prefect's pages render it, raw HTML included."""
     page = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
     return set(re.findall(r"<([a-z0-9]+)", page)), html.unescape(re.sub(r"<[^>]*>", "", page))
 
@@ -195,9 +195,9 @@ def test_a_methods_name_is_text_in_a_table_of_results():
     spread = {"mean": 0.5, "sd": None}
     measured = {"accuracy": spread, "ece": spread, "nll": spread}
     row = {"method": HOSTILE, "data": "d", "seeds": 3, "bins": 15, "plain": measured}
-    tags, words = shown(as_markdown(overview([row | {"scaled": measured}])))
+    tags, text = rendered(as_markdown(overview([row | {"scaled": measured}])))
     assert tags == {"table", "thead", "tbody", "tr", "th", "td"}
-    assert " ".join(HOSTILE.split()) in words
+    assert " ".join(HOSTILE.split()) in text
 
 
 def test_names_and_reasons_of_a_foreign_root_are_text_on_prefects_pages(artifacts_of, tmp_path):
@@ -216,14 +216,18 @@ def test_names_and_reasons_of_a_foreign_root_are_text_on_prefects_pages(artifact
         link_to(folder / "study.md", key="hostile")
         return str(runtime.flow_run.id)
 
-    found = artifacts_of(showing())
-    summary = found["hostile-summary"]
+    artifacts = artifacts_of(showing())
+    summary = artifacts["hostile-summary"]
     rows = {row["what"]: row["value"] for row in json.loads(summary["data"])}
-    assert shown(rows["shard 1 failed"])[1].strip() == " ".join(f"<b>: {HOSTILE}".split())
-    texts = [*rows.values(), found["hostile-results"]["data"], found["hostile-series"]["data"]]
-    texts += [artifact["description"] for artifact in found.values()]
+    assert rendered(rows["shard 1 failed"])[1].strip() == " ".join(f"<b>: {HOSTILE}".split())
+    texts = [
+        *rows.values(),
+        artifacts["hostile-results"]["data"],
+        artifacts["hostile-series"]["data"],
+    ]
+    texts += [artifact["description"] for artifact in artifacts.values()]
     for text in texts:
-        assert shown(text)[0] <= {"p", "h1"} | ({"img"} if "base64," in text else set()), text
+        assert rendered(text)[0] <= {"p", "h1"} | ({"img"} if "base64," in text else set()), text
 
 
 COMPILED = """
@@ -264,7 +268,7 @@ def caches(tmp_path, monkeypatch):
 
 
 def test_what_a_denoiser_compiles_comes_from_no_shared_folder(caches):
-    """The same for images; what was chosen by hand stays."""
+    """The same attack on a build; a folder that the user chose stays."""
     compile_network(nn.Linear(1, 1), "none")
     assert not os.environ["TORCHINDUCTOR_CACHE_DIR"]
     compile_network(nn.Linear(1, 1), "full")

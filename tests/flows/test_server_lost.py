@@ -30,7 +30,7 @@ from tests.family import below
 pytestmark = pytest.mark.process
 
 KEY = "semix:a-key-of-the-tests"
-AT_ONCE = {"client.max_retries": 0}  # a server that is not there is lost
+AT_ONCE = {"client.max_retries": 0}  # the first failed request counts as a lost server
 
 
 class PrefectServer:
@@ -72,8 +72,8 @@ class PrefectServer:
 
     def state(self, run: str) -> str:
         with sqlite3.connect(self.home / "prefect.db") as database:
-            found = database.execute("select state_type from flow_run where id = ?", [run])
-            return found.fetchone()[0]
+            rows = database.execute("select state_type from flow_run where id = ?", [run])
+            return rows.fetchone()[0]
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +92,17 @@ def server(one_server):
 
 
 @contextmanager
-def client_of(url, **others):
-    """Settings of a client: the server, its key, and others by their names in Prefect."""
+def client_of(url, **settings):
+    """Settings of a client: the server, its key, and more by their names in Prefect."""
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: KEY} | others):
+    with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: KEY} | settings):
         yield
 
 
 @contextmanager
 def answering(status, body):
-    """A server that says the same to everyone; yields the URL of its API."""
+    """A server that gives every request the same response; yields the URL of its API."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -115,10 +115,10 @@ def answering(status, body):
         def log_message(self, *arguments):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{found.server_port}/api"
-        found.shutdown()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/api"
+        server.shutdown()
 
 
 def test_a_server_with_our_key_can_be_used(server):
@@ -133,9 +133,9 @@ def test_a_wrong_key_and_none_are_told_apart(server):
         "semix:another": r"refuses the key that is set here \(HTTP 401\)",
         None: r"requires a key .*; set PREFECT_API_AUTH_STRING",
     }
-    for key, words in expected.items():
+    for key, message in expected.items():
         with client_of(server.url, **{"api.auth_string": key}):
-            assert re.search(words, probe(server.url).reason)
+            assert re.search(message, probe(server.url).reason)
 
 
 def test_a_client_that_sends_no_tokens_is_told_to(server):
@@ -168,13 +168,13 @@ def test_the_versions_of_both_sides_are_compared():
 
 
 def test_every_way_of_not_answering_is_named(server):
-    for url, words in {
+    for url, message in {
         "http://127.0.0.1:9/api": "Connection refused",
         "http://nowhere.invalid/api": "not known|resolution",
         server.url.replace("http", "https"): "TLS: WRONG_VERSION_NUMBER.*PREFECT_API_SSL_CERT_FILE",
         "127.0.0.1:4200": "write http://HOST:4200/api",
     }.items():
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             require_server(url)
 
 
@@ -187,9 +187,9 @@ def test_the_command_line_says_a_lost_request_in_one_line(capsys):
     with pytest.raises(httpx.ConnectError) as caught:
         httpx.get("http://127.0.0.1:9/api/flows")
     assert explain(caught.value, goes_on=True) == 1
-    said = capsys.readouterr().err
-    assert "error: the server of http://127.0.0.1:9/api/flows does not answer (Conn" in said
-    assert "the same command goes on" in said and "not your input" not in said
+    err = capsys.readouterr().err
+    assert "error: the server of http://127.0.0.1:9/api/flows does not answer (Conn" in err
+    assert "the same command goes on" in err and "not your input" not in err
 
 
 @pytest.fixture
@@ -275,8 +275,8 @@ def version_here():
 
 @pytest.fixture
 def build_on(hasty_config, tmp_path, until):
-    """build_on(url): a build of the command line with a shard committed, and its place."""
-    config, out, begun = tmp_path / "build.json", tmp_path / "mixed", []  # JSON is YAML
+    """build_on(url): a build by the command line that has committed a shard, and its folder."""
+    config, out, processes = tmp_path / "build.json", tmp_path / "mixed", []  # JSON is YAML
     config.write_text(json.dumps(hasty_config.model_dump(mode="json")))
     command = [sys.executable, "-m", "semix.flows.cli", "build", str(config), "--slots=1"]
     command += ["--set", "generator.steps=40", "--out", str(out)]
@@ -286,12 +286,12 @@ def build_on(hasty_config, tmp_path, until):
         process = child.start(
             command, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        begun.append(process)
+        processes.append(process)
         until(lambda: committed(out), timeout_s=280)
         return process, out
 
     yield start
-    for process in begun:
+    for process in processes:
         child.end(process)
 
 
@@ -299,7 +299,7 @@ def committed(out: Path) -> int:
     return len(list(out.glob("shards/*/*.json")))
 
 
-def ended(process) -> tuple[int, str]:
+def wait_for_end(process) -> tuple[int, str]:
     text = process.communicate(timeout=400)[0]
     return process.returncode, text
 
@@ -315,20 +315,20 @@ def test_a_build_makes_all_whatever_becomes_of_its_server(server, build_on, back
     if back != "never":
         server.start()
     if back == "soon":
-        status, text = ended(process)
+        status, text = wait_for_end(process)
         assert status == 0 and "Traceback" not in text, text
     else:
-        what = {"never": "does not answer", "wiped": "was its database wiped?"}[back]
-        refuse_end(process, out, what)
+        reason = {"never": "does not answer", "wiped": "was its database wiped?"}[back]
+        check_server_lost(process, out, reason)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_build_makes_all_though_its_own_server_was_killed(build_on):
     process, out = build_on("")
-    (own,) = below(process.pid, "semix.flows.run_server", direct=True)
-    own.kill()
-    refuse_end(process, out, "our own Prefect server ended (")
+    (own_server,) = below(process.pid, "semix.flows.run_server", direct=True)
+    own_server.kill()
+    check_server_lost(process, out, "our own Prefect server ended (")
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_a_build_that_is_asked_to_end_does_though_its_server_is_gone(server, bui
     workers = [worker.pid for worker in below(process.pid, "semix.pipeline.worker")]
     server.kill()
     process.send_signal(signal.SIGTERM)
-    status, text = ended(process)
+    status, text = wait_for_end(process)
     assert workers and not any(map(alive, workers))
     root = Root(str(out))
     assert status in (1, 143) and "Traceback" not in text, text
@@ -346,16 +346,16 @@ def test_a_build_that_is_asked_to_end_does_though_its_server_is_gone(server, bui
     assert damage(root, full=True) == [] and root.store.list("leases") == []
 
 
-def refuse_end(process, out: Path, what: str) -> None:
-    """A build that was not told to Prefect: whole, one error that says so, nothing left to make."""
-    status, text = ended(process)
+def check_server_lost(process, out: Path, reason: str) -> None:
+    """Check that a build which lost its server ends complete, with one error that says so."""
+    status, text = wait_for_end(process)
     root = Root(str(out))
     assert root.missing() == [] and damage(root, full=True) == [] and root.indices(), text
     total = root.plan.num_shards
-    kept = f"{total} of {total} shards are committed; go on with: semix resume {root.url}"
+    message = f"{total} of {total} shards are committed; go on with: semix resume {root.url}"
     errors = re.findall("error: .*", text)  # Prefect's own lines may end without a line break
     assert status == 1 and len(errors) == 1, text
-    assert what in errors[0] and errors[0].endswith(kept)
+    assert reason in errors[0] and errors[0].endswith(message)
     assert "Traceback" not in text and text.count("Error logging") < 10, text
     assert resume(str(out)).missing() == []
 
@@ -368,7 +368,7 @@ def test_a_locked_database_holds_nothing_up(server, build_on, until):
         database.execute("BEGIN EXCLUSIVE")
         until(lambda: committed(out) == Root(str(out)).plan.num_shards, timeout_s=280)
         database.execute("ROLLBACK")
-    status, text = ended(process)
+    status, text = wait_for_end(process)
     assert status == 0 and "Traceback" not in text, text
 
 
@@ -393,5 +393,5 @@ def test_our_own_server_on_a_locked_database_says_so(tmp_path):
     assert run().returncode == 0  # the database is there now
     with sqlite3.connect(tmp_path / "prefect.db", isolation_level=None) as database:
         database.execute("BEGIN EXCLUSIVE")
-        done = run()
-    assert done.returncode == 1 and "is locked; end the process" in done.stderr
+        completed = run()
+    assert completed.returncode == 1 and "is locked; end the process" in completed.stderr

@@ -1,4 +1,4 @@
-"""One slot: its workers' ends, its log, what a lost worker leaves, what ends a slot elsewhere."""
+"""One slot: how workers end, its log, a lost worker's shard, slots on other machines."""
 
 import logging
 import os
@@ -47,8 +47,8 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def test_a_workers_arguments_say_what_is_not_the_default():
-    plain = worker_arguments("/root", 1, 2, settings=SlotSettings())
-    assert plain == ["/root", "--slot=1", "--slots=2"]
+    default = worker_arguments("/root", 1, 2, settings=SlotSettings())
+    assert default == ["/root", "--slot=1", "--slots=2"]
     settings, moved = SlotSettings(range="1/4"), ["real.path=/data"]
     more = worker_arguments("/root", 0, 2, settings=settings, labels="abc", overrides=moved)
     assert more[-3:] == ["--range=1/4", "--labels=abc", "--set=real.path=/data"]
@@ -62,7 +62,7 @@ def test_a_worker_counts_as_hung_when_its_lease_counts_as_forgotten():
 
 
 def make_worker(folder: Path, code: str, patch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Workers are this code, in the environment that is returned."""
+    """Replace workers by this code; returns the environment that they need."""
     (folder / "stand_in.py").write_text(code)
     patch.setattr(slot, "WORKER", "stand_in")
     return {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(folder)])}
@@ -87,7 +87,7 @@ def run_slot(prefect_api, tmp_path, monkeypatch):
     return run
 
 
-# A worker appends to a file when it starts; its first lives end as told, the next ones well.
+# A worker appends to a file when it starts; its first `bad` lives end by `end`, later ones well.
 LIVES = """
 import os, pathlib, sys, time
 file, end, bad = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -108,7 +108,7 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def lives(prefect_api, tmp_path_factory):
-    """What became of workers with various ends: {end: (result, how often it was started)}."""
+    """Results of slots whose workers end in various ways: {end: (result, number of starts)}."""
     folder = tmp_path_factory.mktemp("lives")
 
     def submit(name: str, end: str, *, bad: int = 1):
@@ -155,7 +155,7 @@ def test_failed_shards_are_a_result_not_an_error(lives):
     assert lives["some shards"] == ({"slot": "some shards", "status": 1, "made": 0}, 1)
 
 
-# Its first lives end as `ends` says, a digit each: 0 lost at once, 1 lost after a shard.
+# Its first lives end as the digits of `ends` say: 0 is lost at once, 1 after a shard.
 ROW = """
 import os, pathlib, sys
 file, ends = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -236,8 +236,8 @@ def test_a_shard_that_kills_its_worker_keeps_it_from_no_other(run_slot, root, bu
     assert tries[0].message == "killed by signal 9 (SIGKILL)"
     assert root.store.list("leases") == []
     assert root.images() == {s: tar for s, tar in built.images().items() if s != 3}
-    left = resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="1"))
-    assert left.missing() == [3]
+    resumed = resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="1"))
+    assert resumed.missing() == [3]
 
 
 # It hangs in its first life, and would let go of its work if it were asked to end.
@@ -289,24 +289,24 @@ pathlib.Path(sys.argv[1]).write_text(shards)
 
 def test_the_shards_to_make_may_be_more_than_a_command_line_holds(run_slot, tmp_path):
     shards = ",".join(str(2 * number) for number in range(200_000))
-    seen = tmp_path / "seen"
-    assert run_slot(TOLD, str(seen), shards=shards)["status"] == 0
-    assert seen.read_text() == shards
+    received = tmp_path / "seen"
+    assert run_slot(TOLD, str(received), shards=shards)["status"] == 0
+    assert received.read_text() == shards
 
 
 # Its log
 
 
 def test_the_log_tells_all_news_and_shards_now_and_then():
-    said: list[str] = []
-    log = SlotLog(said.append)
+    logged: list[str] = []
+    log = SlotLog(logged.append)
     for shard in range(100_000):
         log(f"shard {shard}: 6 groups, a.tar")
         if shard % 50_000 == 7:
             log(f"shard {shard} failed: ValueError: no")
             log("UserWarning: something else")
     log.close()
-    assert said == [
+    assert logged == [
         "shard 0: 6 groups, a.tar",
         "shard 7 failed: ValueError: no",
         "UserWarning: something else",
@@ -318,22 +318,22 @@ def test_the_log_tells_all_news_and_shards_now_and_then():
 
 
 def test_the_log_speaks_again_after_a_while():
-    said: list[str] = []
-    log = SlotLog(said.append, every_s=0.05)
+    logged: list[str] = []
+    log = SlotLog(logged.append, every_s=0.05)
     for shard in range(3):
         log(f"shard {shard}: made")
     time.sleep(0.06)
     log("shard 3: made")
-    assert said == ["shard 0: made", "shard 3: made (2 more made before it)"]
+    assert logged == ["shard 0: made", "shard 3: made (2 more made before it)"]
 
 
 def test_nothing_is_held_back_when_a_slot_ends_with_an_error():
-    said: list[str] = []
-    with pytest.raises(OSError), closing(SlotLog(said.append)) as log:
+    logged: list[str] = []
+    with pytest.raises(OSError), closing(SlotLog(logged.append)) as log:
         log("shard 1: made")
         log("shard 2: made")
         raise OSError
-    assert said == ["shard 1: made", "shard 2: made"]
+    assert logged == ["shard 1: made", "shard 2: made"]
 
 
 # What a lost worker leaves: its shard failed once, and nothing held
@@ -354,20 +354,20 @@ def small(tmp_path) -> Root:
 
 
 def killed(root: Root, *held: int | str) -> ChildExit:
-    """How a process ended that held this."""
+    """The exit of a process that was killed while it held these leases."""
     command = [sys.executable, "-c", HOLD, root.url, *map(str, held)]
     return supervise(command, on_line=print, environment={"PYTHONPATH": str(CHECKOUT)})
 
 
 @pytest.fixture(params=["images", "labels"])
 def work(request, small) -> ShardJob:
-    """Shard 0 is made, 1 and 2 are not."""
+    """A job, to make images or labels, whose shard 0 is done and whose shards 1 and 2 are not."""
     if request.param == "images":
         for shard in (1, 2):
             small.discard(shard)
         return BuildJob(small)
-    made = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
-    labels = create_set(small, LabelSetRecord(digest="ab" * 32, plan=small.plan.digest, **made))
+    fields = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
+    labels = create_set(small, LabelSetRecord(digest="ab" * 32, plan=small.plan.digest, **fields))
     records = [sample.record for sample in read_shard(small.store, small.committed()[0])]
     groups = [SeriesLabels(group=r.group, **r.parts()) for r in records]
     labels.commit(0, images=small.images()[0], groups=groups)
@@ -381,9 +381,9 @@ def test_a_shard_that_was_being_made_failed_once_and_is_free(work):
     assert claim(root.store, work.lease(2))  # ours
     assert len(held_by(root.store, outcome.pid)) == 3
     record_lost(root.url, outcome, labels=labels.digest if labels else "")
-    place = LabelSet(root, labels.digest) if labels else Root(root.url)
-    assert list(place.failures()) == [1]
-    [failure] = place.failures()[1]
+    failures_of = LabelSet(root, labels.digest) if labels else Root(root.url)
+    assert list(failures_of.failures()) == [1]
+    [failure] = failures_of.failures()[1]
     assert (failure.error, failure.message) == ("WorkerLost", "killed by signal 9 (SIGKILL)")
     assert held_by(root.store, outcome.pid) == []
     assert len(root.store.list("leases")) == 1
@@ -419,15 +419,15 @@ def quick(monkeypatch):
 
 @pytest.mark.process
 def test_slots_end_with_their_flow(quick, tmp_path):
-    with run_lease(str(tmp_path)) as (given, _):
-        stop = pickle.loads(pickle.dumps(given))  # as it comes to another machine
+    with run_lease(str(tmp_path)) as (lease, _):
+        stop = pickle.loads(pickle.dumps(lease))  # as it comes to another machine
         deadline = time.monotonic() + 4.0  # twice as long as a note counts that nobody renews
         while time.monotonic() < deadline:
             assert not stop.is_set()
             time.sleep(0.01)
         assert len(Store(str(tmp_path)).list("leases")) == 1
     assert stop.is_set()
-    assert pickle.loads(pickle.dumps(given)).is_set()  # a slot that starts late
+    assert pickle.loads(pickle.dumps(lease)).is_set()  # a slot that starts late
     assert Store(str(tmp_path)).list("leases") == []
 
 
@@ -465,11 +465,11 @@ def test_a_store_that_does_not_answer_says_nothing_about_the_flow(
 
 
 def test_the_store_is_asked_now_and_then_only(tmp_path, monkeypatch):
-    store, asked = Store(str(tmp_path)), []
+    store, calls = Store(str(tmp_path)), []
     claim(store, "run")
     infos = Store.infos
-    monkeypatch.setattr(Store, "infos", lambda self, folder: asked.append(1) or infos(self, folder))
+    monkeypatch.setattr(Store, "infos", lambda self, folder: calls.append(1) or infos(self, folder))
     stop = FlowEnded(store, NAME)
     for _ in range(1000):
         assert not stop.is_set()
-    assert len(asked) == 1
+    assert len(calls) == 1

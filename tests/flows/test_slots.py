@@ -1,4 +1,4 @@
-"""Where slots are and how many, and how a flow follows them; runs of whole builds are elsewhere."""
+"""Where slots are and how many, and how a flow follows them; whole builds are in other files."""
 
 import importlib.util
 import os
@@ -95,13 +95,16 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_told_at_once(monkeypatch):
 def test_local_slots_have_a_gpu_each(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with local_slots(SlotSettings()) as place:
-        assert [own["CUDA_VISIBLE_DEVICES"] for own in place.environments] == ["4", "7"]
-    with local_slots(SlotSettings(3)) as place:
-        assert [own["CUDA_VISIBLE_DEVICES"] for own in place.environments] == ["4", "7", "4"]
-    with local_slots(SlotSettings(device="cpu")) as place:
+    with local_slots(SlotSettings()) as local:
+        assert [env["CUDA_VISIBLE_DEVICES"] for env in local.environments] == [
+            "4",
+            "7",
+        ]
+    with local_slots(SlotSettings(3)) as local:
+        assert [env["CUDA_VISIBLE_DEVICES"] for env in local.environments] == ["4", "7", "4"]
+    with local_slots(SlotSettings(device="cpu")) as local:
         cores = str(usable_cores())
-        assert place.environments == [{"TQDM_DISABLE": "1", "OMP_NUM_THREADS": cores}]
+        assert local.environments == [{"TQDM_DISABLE": "1", "OMP_NUM_THREADS": cores}]
 
 
 def test_a_slot_whose_gpu_is_gone_does_not_go_on_without(prefect_api, root, monkeypatch):
@@ -152,7 +155,7 @@ def test_addresses_of_this_machine_are_known(address, here):
     assert is_here(address) == here
 
 
-class Ended:
+class FakeFuture:
     """A slot's future, which ends when it is told to."""
 
     def add_done_callback(self, callback) -> None:
@@ -169,7 +172,7 @@ def test_a_store_that_is_silent_for_a_while_ends_no_slot(tmp_path, monkeypatch, 
         5: InputError("url", "s3://bucket", "refused: log in again"),
     }
     root = empty_root(tmp_path)
-    slot, told, looks, progress = Ended(), [], [], root.progress
+    slot, updates, looks, progress = FakeFuture(), [], [], root.progress
 
     def look():
         looks.append(1)
@@ -180,8 +183,8 @@ def test_a_store_that_is_silent_for_a_while_ends_no_slot(tmp_path, monkeypatch, 
         return progress()
 
     monkeypatch.setattr(root, "progress", look)
-    assert follow([slot], root, listeners=[told.append]) == []
-    assert (len(looks), len(told)) == (7, 4)  # the last once the slot had ended
+    assert follow([slot], root, listeners=[updates.append]) == []
+    assert (len(looks), len(updates)) == (7, 4)  # the last once the slot had ended
     warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warned == [
         "progress is not known; the slots go on: [Errno 116] Stale file handle",
@@ -203,17 +206,19 @@ def test_what_workers_import_ahead_is_all_that_takes_seconds():
     )
     script += "".join(f"import semix.pipeline.{name}\n" for name in late)
     script += "print(sorted({m.split('.')[0] for m in set(sys.modules) - ahead}))"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert found.stdout.strip() == "['semix']", found.stderr
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert completed.stdout.strip() == "['semix']", completed.stderr
 
 
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_workers_share_the_cores_that_we_may_use():
-    """Of a job on one core of a large machine."""
+    """A job may use one core of a large machine."""
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     code += "from semix.flows.slots import shared_threads; print(shared_threads(1))"
-    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", code]
-    told = subprocess.run(command, env=kept, cwd=CHECKOUT, capture_output=True, text=True)
-    assert told.stdout.strip() == "{'OMP_NUM_THREADS': '1'}", told.stderr
+    completed = subprocess.run(
+        command, env=environment, cwd=CHECKOUT, capture_output=True, text=True
+    )
+    assert completed.stdout.strip() == "{'OMP_NUM_THREADS': '1'}", completed.stderr

@@ -38,23 +38,23 @@ def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, 
     status, out, err = semix("standins", str(pictures), "--out", str(tmp_path / "models"), "--json")
     assert status == 0, err
     assert "ignored beside 40 images: 1 .heic, 1 loose files; images are PNG," in err
-    found = json.loads(out)
-    assert set(found["seconds"]) == {"autoencoder", "denoiser", "CLIP"}
-    assert 0 <= found["generated"] <= 1 and found["real"] == 1  # zeros and ones are easy
+    facts = json.loads(out)
+    assert set(facts["seconds"]) == {"autoencoder", "denoiser", "CLIP"}
+    assert 0 <= facts["generated"] <= 1 and facts["real"] == 1  # zeros and ones are easy
     plan = plan_of(
-        create_root(load_settings(BuildConfig, found["config"]), str(tmp_path / "mixed"))
+        create_root(load_settings(BuildConfig, facts["config"]), str(tmp_path / "mixed"))
     )
     assert plan.class_names == ("one", "zero")
-    assert plan.config.generator.model == found["diffusion"]
-    assert plan.config.annotation.model == found["clip"]
+    assert plan.config.generator.model == facts["diffusion"]
+    assert plan.config.annotation.model == facts["clip"]
     assert plan.config.annotation.scale != "auto"
-    assert "# Gives labels of" in Path(found["config"]).read_text()
+    assert "# Gives labels of" in Path(facts["config"]).read_text()
 
 
 def test_again_it_finds_them_and_leaves_a_config_that_was_changed(pictures, tmp_path):
-    models, where = tmp_path / "models", tmp_path / "build.yaml"
-    where.write_text(f"real: {{name: imagefolder, path: {pictures}}}\nmixing: {{seed: 4}}\n")
-    first = standins.standins(str(where), models)
+    models, config = tmp_path / "models", tmp_path / "build.yaml"
+    config.write_text(f"real: {{name: imagefolder, path: {pictures}}}\nmixing: {{seed: 4}}\n")
+    first = standins.standins(str(config), models)
     (models / "build.yaml").write_text("mine: true\n")
     status, out, err = semix("standins", str(pictures), "--out", str(models))
     assert status == 0, err
@@ -65,8 +65,8 @@ def test_again_it_finds_them_and_leaves_a_config_that_was_changed(pictures, tmp_
 
 
 def test_pictures_that_teach_nothing_are_refused_before_anything_is_trained(pictures, tmp_path):
-    wrong = ("--set", "real.image_size=20")
-    status, _, err = semix("standins", str(pictures), "--out", str(tmp_path / "models"), *wrong)
+    override = ("--set", "real.image_size=20")
+    status, _, err = semix("standins", str(pictures), "--out", str(tmp_path / "models"), *override)
     assert status == 2
     assert "real.image_size = 20: choose a multiple of 8, at least 16" in err
     assert not (tmp_path / "models").exists()

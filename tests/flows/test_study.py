@@ -100,18 +100,18 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
         assert run.name == "study study into out"
         assert set(run.tags) == {"semix", "study"}
         key = artifact_key("study", str(out))
-        found = artifacts_of(run.id)
-    assert found[key]["description"] == "2 of 2 trainings ended"
-    assert "digits/mac: diverged" in found[f"{key}-results"]["data"].replace("\\", "")
+        artifacts = artifacts_of(run.id)
+    assert artifacts[key]["description"] == "2 of 2 trainings ended"
+    assert "digits/mac: diverged" in artifacts[f"{key}-results"]["data"].replace("\\", "")
 
-    left = (ce / "evaluation.json").stat().st_mtime_ns
+    modified = (ce / "evaluation.json").stat().st_mtime_ns
     study(config, out, only=["*/ce"])  # measured: nothing is started
-    assert (ce / "evaluation.json").stat().st_mtime_ns == left
+    assert (ce / "evaluation.json").stat().st_mtime_ns == modified
 
 
 @pytest.fixture
 def replicated(tmp_path):
-    """Two splits, models and a mixed dataset of each, and a method with a grid of two on them."""
+    """A study of two splits, each with models and a mixed dataset, and a method with a grid."""
     base = {**SETTINGS["base"], "epochs": 1, "evaluation": {"bootstrap": 20}}
     build = {
         "generator": {"steps": 2, "guidance_scale": 1.0},
@@ -148,7 +148,7 @@ def test_a_study_makes_its_mixed_datasets_and_goes_on_when_it_is_killed(
     until(lambda: list(out.glob("mixed/digits-split0-draw5-random/shards/*/*.tar")))
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    made = {path: path.stat().st_mtime_ns for path in out.glob("mixed/*/shards/*/*.tar")}
+    tars = {path: path.stat().st_mtime_ns for path in out.glob("mixed/*/shards/*/*.tar")}
     assert not list(out.glob("*/*/seed-*"))
 
     # A root goes on with the models it was begun with, though another version trains others.
@@ -156,7 +156,7 @@ def test_a_study_makes_its_mixed_datasets_and_goes_on_when_it_is_killed(
     record = study(replicated, out, slots=2)
     assert record["missing"] == {}
     assert len(list(out.glob("models/*/diffusion"))) == 2
-    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert {path: path.stat().st_mtime_ns for path in tars} == tars
     roots = [Root(str(out / "mixed" / f"digits-split{split}-draw5-random")) for split in (0, 1)]
     plans = [root.plan.config for root in roots]
     assert [plan["real"]["split_seed"] for plan in plans] == [0, 1]
@@ -164,8 +164,8 @@ def test_a_study_makes_its_mixed_datasets_and_goes_on_when_it_is_killed(
     trained_on = json.loads((out / "digits-split1-draw5/csm+w-2/data.json").read_text())
     assert trained_on["mixed"]["url"] == roots[1].url
     mixed = pandas.read_csv(out / "mixed.csv")
-    found = mixed[["build", "split", "draw", "images"]].values.tolist()
-    assert found == [["random", 0, 5, 90], ["random", 1, 5, 90]]
+    table = mixed[["build", "split", "draw", "images"]].values.tolist()
+    assert table == [["random", 0, 5, 90], ["random", 1, 5, 90]]
     assert mixed["end_points"].between(0, 1).all()
     assert "## Mixed images" in (out / "study.md").read_text()
     rows = {row["method"]: row for row in record["test"]["digits"]["rows"]}
@@ -175,17 +175,17 @@ def test_a_study_makes_its_mixed_datasets_and_goes_on_when_it_is_killed(
     assert sum(rows["CSM, chosen"]["chosen"].values()) == 2
     frame = pandas.read_csv(out / "resamples.csv.gz")
     assert len(frame) == 4 * 4 * 2 * 20
-    left = {path: path.stat().st_mtime_ns for path in out.glob("*/*/evaluation.json")}
+    evaluations = {path: path.stat().st_mtime_ns for path in out.glob("*/*/evaluation.json")}
     study(replicated, out)
-    assert {path: path.stat().st_mtime_ns for path in left} == left
+    assert {path: path.stat().st_mtime_ns for path in evaluations} == evaluations
 
 
 def test_a_slot_whose_gpu_torch_cannot_use_does_not_go_on_without(
     prefect_api, config, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "63")  # no machine has so many
-    told = "digits/ce: slot 0: GPU 63 does not work: .*; device = cuda: torch sees no GPU"
-    with pytest.raises(StudyFailed, match=told):
+    message = "digits/ce: slot 0: GPU 63 does not work: .*; device = cuda: torch sees no GPU"
+    with pytest.raises(StudyFailed, match=message):
         study(config, tmp_path / "out", only=["*/ce"])
     assert "GPU 63 does not work" in failure_of(tmp_path / "out" / "digits" / "ce")
 
@@ -195,16 +195,16 @@ def test_a_slot_whose_gpu_is_lost_ends_and_others_go_on(prefect_api, tmp_path, m
     for job in jobs:
         for run in job.runs:
             (tmp_path / run).mkdir(parents=True)
-    trained, lost, begun = [], [], threading.Event()
+    trained, lost_runs, other_slot_works = [], [], threading.Event()
 
     def train(run, job, *, environment, **_):
         if environment != {"CUDA_VISIBLE_DEVICES": "4"}:
-            begun.wait(60)  # the other slot has a job
-        elif lost:
+            other_slot_works.wait(60)  # the other slot has a job
+        elif lost_runs:
             return TrainingFailure("crashed: CUDA error")
         else:
-            lost.extend(job.runs[1:])
-            begun.set()
+            lost_runs.extend(job.runs[1:])
+            other_slot_works.set()
         trained.append(str(run.relative_to(tmp_path)))
         return None
 
@@ -219,11 +219,11 @@ def test_a_slot_whose_gpu_is_lost_ends_and_others_go_on(prefect_api, tmp_path, m
     @flow
     def all_of_them():
         with study_flow.trainings(jobs, tmp_path, slots=2, gpus=["4", "7"]):
-            begun.wait(60)  # they work while the block does
+            other_slot_works.wait(60)  # they work while the block does
 
     with pytest.raises(StudyFailed) as caught:
         all_of_them()
-    [run] = lost
+    [run] = lost_runs
     assert sorted([*trained, run]) == sorted(run for job in jobs for run in job.runs)
     text = "slot 0: GPU 4 does not work: it does not answer"
     assert f"\n{run}: {text}; crashed: CUDA error\n" in str(caught.value)
@@ -240,18 +240,20 @@ def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypat
         study_flow, "_launch", lambda *_, **__: (ChildExit(1, 0, False, False, ()), "")
     )
     (tmp_path / "a" / "damaged").mkdir(parents=True)
-    ended = SimpleQueue()
+    ended_runs = SimpleQueue()
 
     @flow
     def one():
         jobs, stop = SimpleQueue(), threading.Event()
         jobs.put(Job(("a/damaged", "a/whole"), (0,)))
-        future = work.submit(0, tmp_path, jobs, slots=1, environment={}, stop=stop, ended=ended)
+        future = work.submit(
+            0, tmp_path, jobs, slots=1, environment={}, stop=stop, ended=ended_runs
+        )
         return future.result()
 
     assert one() == {"slot": 0, "runs": ["a/damaged", "a/whole"]}
     assert failure_of(tmp_path / "a" / "damaged") == "header too small"
-    assert ended.qsize() == 2
+    assert ended_runs.qsize() == 2
 
 
 def test_what_cannot_be_run_starts_nothing(config, tmp_path):
@@ -271,8 +273,8 @@ def test_a_cell_of_other_settings_is_refused_though_others_are_chosen(config, tm
     """The tables show all cells, and would be refused when the chosen ones are trained."""
     out = tmp_path / "out"
     ce = next(c for c in cells_of(load_settings(StudyConfig, config)) if c.method == "ce")
-    begun = ce.config.model_copy(update={"epochs": 1})
-    (claim_run(begun, ce.run(out)).parent / "seed-3").mkdir()
+    other_settings = ce.config.model_copy(update={"epochs": 1})
+    (claim_run(other_settings, ce.run(out)).parent / "seed-3").mkdir()
     with pytest.raises(InputError, match=r"digits/ce: was begun with other settings \(epochs: 1"):
         study(config, out, only=["*/mac"])
     assert not (out / "digits" / "mac").exists()

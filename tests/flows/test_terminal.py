@@ -1,4 +1,4 @@
-"""What a person sees is never what work depends on."""
+"""Logs, progress and findings on a terminal; no work depends on them."""
 
 import io
 import logging
@@ -45,10 +45,10 @@ print("went on")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that Linux has")
 def test_a_log_on_a_full_disk_ends_no_work():
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", CODE], cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=full
         )
-    assert ended.stdout == b"went on\n"
+    assert completed.stdout == b"went on\n"
 
 
 def test_details_go_to_a_file_while_the_screen_is_anothers(tmp_path, capsys):
@@ -57,9 +57,9 @@ def test_details_go_to_a_file_while_the_screen_is_anothers(tmp_path, capsys):
         logging.getLogger("semix.train").info("epoch 1")
     logging.getLogger("semix.train").info("afterwards")
     assert (tmp_path / "details.log").read_text().endswith("epoch 1\n")
-    shown = capsys.readouterr().err
-    assert "epoch 1" not in shown
-    assert "afterwards" in shown
+    output = capsys.readouterr().err
+    assert "epoch 1" not in output
+    assert "afterwards" in output
 
 
 def test_a_builds_lines_count_images(monkeypatch, caplog):
@@ -76,13 +76,15 @@ def test_a_builds_lines_count_images(monkeypatch, caplog):
 
 
 def test_series_left_out_are_told_where_there_are_any_and_not_waited_for():
-    """Of 9 shards of 15 series of 8 images, two series of the second could not be stored."""
-    half = replace(NONE, done=2, groups_done=28, images_done=224, left_out=2, seconds=112.0)
-    assert describe(half, 2.0) == "2 series left out, 2 images/s, about 7 min left"  # 840 images
-    assert derived_figures(half)["worker_seconds_left"] == 420.0
-    whole = replace(half, done=9, groups_done=133, images_done=1064)
-    assert describe(whole, 2.0) == "2 series left out, 2 images/s"
-    assert derived_figures(whole)["worker_seconds_left"] == 0.0
+    """A plan of 9 shards of 15 series of 8 images, whose second shard lacks two series."""
+    unfinished = replace(NONE, done=2, groups_done=28, images_done=224, left_out=2, seconds=112.0)
+    assert (
+        describe(unfinished, 2.0) == "2 series left out, 2 images/s, about 7 min left"
+    )  # 840 images
+    assert derived_figures(unfinished)["worker_seconds_left"] == 420.0
+    complete = replace(unfinished, done=9, groups_done=133, images_done=1064)
+    assert describe(complete, 2.0) == "2 series left out, 2 images/s"
+    assert derived_figures(complete)["worker_seconds_left"] == 0.0
     assert describe(NONE, None) == ""
 
 
@@ -93,10 +95,10 @@ def test_what_each_seed_has_to_warn_of_is_said_once_a_command(capsys):
             logging.getLogger("semix.calib").warning("%d images are too few", images)
             logging.getLogger("semix.data").warning("%s", "7 pictures are left out")
             logging.getLogger("semix.build").warning("a worker was lost")
-        words = [line[9:] for line in capsys.readouterr().err.splitlines()]
+        messages = [line[9:] for line in capsys.readouterr().err.splitlines()]
         lost = "warning: a worker was lost"  # an event, each time
         few = ["warning: 5 images are too few", "warning: 7 pictures are left out"]
-        assert words == [*few, lost, lost]
+        assert messages == [*few, lost, lost]
 
 
 def test_what_the_quickstart_suggests_writes_into_its_folder_or_what_git_ignores():
@@ -125,14 +127,14 @@ def test_time_left_follows_the_pace_of_what_has_ended(monkeypatch, capsys):
 
 
 def test_what_may_be_copied_is_whole_on_a_narrow_screen(tmp_path):
-    place = tmp_path / "a-place-with-a-name-that-no-column-of-a-table-holds" / "mixed"
-    root = make_root(place)
+    path = tmp_path / "a-place-with-a-name-that-no-column-of-a-table-holds" / "mixed"
+    root = make_root(path)
     narrow = {"COLUMNS": "60"}
-    assert str(place) in semix("doctor", "--out", str(place), **narrow)[1]
-    Path(place, root.record(0).tar).unlink()
-    assert f"`semix resume {place}`" in semix("verify", str(place), **narrow)[1]
+    assert str(path) in semix("doctor", "--out", str(path), **narrow)[1]
+    Path(path, root.record(0).tar).unlink()
+    assert f"`semix resume {path}`" in semix("verify", str(path), **narrow)[1]
     digest = root.plan.digest
-    assert digest in semix("status", str(place), **narrow)[1]
+    assert digest in semix("status", str(path), **narrow)[1]
 
 
 def test_a_remedy_stands_below_what_was_found(capsys):

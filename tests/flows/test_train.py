@@ -153,9 +153,9 @@ def test_a_failed_training_says_why(prefect_api, code, text, status, lost):
 
 
 def test_no_other_is_trained_beside_one_that_cannot_be_ended():
-    found = failure(ChildExit(7, -9, hung=False, stuck=True, last_lines=()), [])
-    assert str(found).startswith("training ended: process 7 is stuck in the kernel; SIGKILL")
-    assert not isinstance(found, TrainerLost)
+    error = failure(ChildExit(7, -9, hung=False, stuck=True, last_lines=()), [])
+    assert str(error).startswith("training ended: process 7 is stuck in the kernel; SIGKILL")
+    assert not isinstance(error, TrainerLost)
 
 
 def test_pauses_between_restarts_grow_up_to_ten_minutes():

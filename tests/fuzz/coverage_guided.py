@@ -1,4 +1,4 @@
-"""One target under atheris, which keeps inputs that reach new code.
+"""Fuzz one target with atheris, which keeps inputs that reach new code.
 
 python -m tests.fuzz.coverage_guided shard CORPUS -runs=100000 -rss_limit_mb=900
 """
@@ -25,12 +25,12 @@ def main() -> None:
     def test(content: bytes) -> None:
         attempt(target, content)
 
-    def change(content: bytes, most: int, seed: int) -> bytes:
+    def change(content: bytes, max_bytes: int, seed: int) -> bytes:
         """libFuzzer's own change, or one that knows the format, half of the time each."""
         if seed % 2:
-            changed: bytes = atheris.Mutate(content, most)
+            changed: bytes = atheris.Mutate(content, max_bytes)
             return changed
-        return mutate(content, random.Random(seed), kind=kind)[:most]
+        return mutate(content, random.Random(seed), kind=kind)[:max_bytes]
 
     atheris.Setup([sys.argv[0], *sys.argv[2:]], test, custom_mutator=change)
     atheris.Fuzz()

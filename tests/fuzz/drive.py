@@ -1,4 +1,4 @@
-"""Mutated inputs, one after the other, in a process of bounded memory.
+"""Fuzz all targets with mutated inputs, in a process of bounded memory.
 
 python -m tests.fuzz.drive --inputs 20000 --seed 0
 python -m tests.fuzz.drive --kind shard --only 1234     one input again
@@ -21,15 +21,17 @@ from pathlib import Path
 from tests.fuzz.mutations import mutate
 from tests.fuzz.targets import FILES, Target, attempt, targets
 
-SHARES = {"shard": 7, "image": 4, "group": 3, "index": 2}
-SHARES |= dict.fromkeys(("plan", "pairs", *FILES), 1)
+PROPORTIONS = {"shard": 7, "image": 4, "group": 3, "index": 2}
+PROPORTIONS |= dict.fromkeys(("plan", "pairs", *FILES), 1)
 
 
 def main() -> int:
     options = _parse()
-    found = targets()
-    kinds = [options.kind] if options.kind else [k for k, n in SHARES.items() for _ in range(n)]
-    for target in found.values():  # whatever they import, they import now
+    targets_by_kind = targets()
+    kinds = (
+        [options.kind] if options.kind else [k for k, n in PROPORTIONS.items() for _ in range(n)]
+    )
+    for target in targets_by_kind.values():  # imports what the readers import lazily
         for content in target.seeds:
             assert attempt(target, content), "a good input was refused"
     warnings.simplefilter("ignore")
@@ -41,10 +43,10 @@ def main() -> int:
     for number in numbers:
         kind = kinds[number % len(kinds)]
         os.pwrite(note, b"%-12d" % number, 0)  # for whoever finds this process dead
-        read = _try(found[kind], kind, number, options)
-        if read is None:
+        was_read = _try(targets_by_kind[kind], kind, number, options)
+        if was_read is None:
             return 1
-        counts[f"{kind} {'read' if read else 'refused'}"] += 1
+        counts[f"{kind} {'read' if was_read else 'refused'}"] += 1
     print(json.dumps(counts))
     return 0
 
@@ -55,23 +57,23 @@ def make_input(target: Target, kind: str, seed: int, number: int) -> bytes:
 
 
 def _try(target: Target, kind: str, number: int, options: argparse.Namespace) -> bool | None:
-    """Whether the input was read; None, and all about it on stderr, for a wrong answer."""
+    """Whether the input was read; None after an unexpected error, which goes to stderr."""
     content = make_input(target, kind, options.seed, number)
     signal.setitimer(signal.ITIMER_REAL, 30 + 10 * options.longest)
     start = time.process_time()
     try:
-        read = attempt(target, content)
+        was_read = attempt(target, content)
         took = time.process_time() - start
         if took > options.longest:
             raise TimeoutError(f"{took:.1f} s of processor time")
     except BaseException:
         traceback.print_exc()
-        place = f"--seed {options.seed} --kind {kind} --only {number}"
-        print(f"{place}, {len(content)} bytes", file=sys.stderr)
+        arguments = f"--seed {options.seed} --kind {kind} --only {number}"
+        print(f"{arguments}, {len(content)} bytes", file=sys.stderr)
         return None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return read
+    return was_read
 
 
 def _limit_memory(mebibytes: int) -> None:
@@ -84,7 +86,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", choices=SHARES)
+    parser.add_argument("--kind", choices=PROPORTIONS)
     parser.add_argument("--only", type=int)
     parser.add_argument("--longest", type=float, default=2.0, help="seconds of processor time")
     parser.add_argument("--note", default=os.devnull, help="file that holds the input's number")

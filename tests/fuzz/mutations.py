@@ -1,4 +1,4 @@
-"""Good bytes to bad ones, by a seed: blindly, and by what tars, JSON and images are made of."""
+"""Seeded mutations of valid files: blind ones, and ones that know tars, JSON and images."""
 
 import io
 import json
@@ -20,7 +20,7 @@ VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1.5, 1e308, math.nan, math.inf, 10**30, 2**63, "", "x" * 2000),
     *("\x1b[2J", "\u202e", "../x", [], {}, [[]], [None], [0.5, 0.5], {"a": 1}, [[[0, 1.0]]]),
 ]
-FIELDS = {  # of a tar header: place, width
+FIELDS = {  # of a tar header: (offset, width)
     **{"name": (0, 100), "mode": (100, 8), "size": (124, 12), "time": (136, 12)},
     **{"type": (156, 1), "link": (157, 100), "magic": (257, 8), "prefix": (345, 155)},
 }
@@ -44,19 +44,19 @@ def blindly(content: bytes, rng: random.Random) -> bytes:
     changed = bytearray(content)
     start = rng.randrange(len(changed) + 1)
     stop = min(len(changed), start + rng.choice((1, 2, 8, 64, BLOCK, 4000)))
-    way = rng.randrange(7)
-    if way == 0:
+    choice = rng.randrange(7)
+    if choice == 0:
         for _ in range(rng.randint(1, 8) if changed else 0):
             changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-    elif way == 1:
+    elif choice == 1:
         changed[start:stop] = rng.randbytes(stop - start)
-    elif way == 2:
+    elif choice == 2:
         del changed[start:]
-    elif way == 3:
+    elif choice == 3:
         del changed[start:stop]
-    elif way == 4:
+    elif choice == 4:
         changed[start:start] = changed[start:stop] * rng.choice((1, 2, 50))
-    elif way == 5:
+    elif choice == 5:
         changed[start:stop] = bytes(stop - start)
     else:
         width = rng.choice((1, 2, 4, 8))
@@ -67,12 +67,12 @@ def blindly(content: bytes, rng: random.Random) -> bytes:
 
 
 def tar_header(content: bytes, rng: random.Random) -> bytes:
-    """A header field changed, and its checksum made right."""
-    places = [p for p in range(0, len(content), BLOCK) if content[p + 257 : p + 262] == b"ustar"]
-    if not places:
+    """Change a header field, and correct the checksum."""
+    offsets = [p for p in range(0, len(content), BLOCK) if content[p + 257 : p + 262] == b"ustar"]
+    if not offsets:
         return content
-    place = rng.choice(places)
-    header = bytearray(content[place : place + BLOCK])
+    offset = rng.choice(offsets)
+    header = bytearray(content[offset : offset + BLOCK])
     start, width = FIELDS[rng.choice(list(FIELDS))]
     value = rng.choice(
         [
@@ -88,11 +88,11 @@ def tar_header(content: bytes, rng: random.Random) -> bytes:
     if len(header) == BLOCK:
         header[148:156] = b" " * 8
         header[148:156] = b"%06o\0 " % sum(header)
-    return content[:place] + bytes(header) + content[place + BLOCK :]
+    return content[:offset] + bytes(header) + content[offset + BLOCK :]
 
 
 def tar_members(content: bytes, rng: random.Random) -> bytes:
-    """Members dropped, doubled, moved, renamed or changed inside, in a proper tar."""
+    """Drop, double, move, rename or mutate members, in a valid tar."""
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:
             members = [(m.name, tar.extractfile(m).read()) for m in tar if m.isreg()]
@@ -100,16 +100,16 @@ def tar_members(content: bytes, rng: random.Random) -> bytes:
         return content
     if not members:
         return content
-    index, other = rng.randrange(len(members)), rng.randrange(len(members))
+    index, other_index = rng.randrange(len(members)), rng.randrange(len(members))
     name, inner = members[index]
-    way = rng.randrange(6)
-    if way == 0:
+    choice = rng.randrange(6)
+    if choice == 0:
         del members[index]
-    elif way == 1:
-        members.insert(other, members[index])
-    elif way == 2:
-        members[index], members[other] = members[other], members[index]
-    elif way == 3:
+    elif choice == 1:
+        members.insert(other_index, members[index])
+    elif choice == 2:
+        members[index], members[other_index] = members[other_index], members[index]
+    elif choice == 3:
         members[index] = (rng.choice(NAMES), inner)
     else:
         members[index] = (name, mutate(inner, rng, kind="json" if "json" in name else "image"))
@@ -126,19 +126,19 @@ def tar_members(content: bytes, rng: random.Random) -> bytes:
 
 
 def json_value(content: bytes, rng: random.Random) -> bytes:
-    """A part replaced, removed, doubled or added, wherever it lies."""
+    """Replace, remove, double or add a value, at any depth."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
         return content
-    places = list(_places(value))
-    if not places:
+    locations = list(_locations(value))
+    if not locations:
         return json.dumps(rng.choice(VALUES)).encode()
-    parent, key = rng.choice(places)
-    way = rng.randrange(5)
-    if way < 3:
+    parent, key = rng.choice(locations)
+    choice = rng.randrange(5)
+    if choice < 3:
         parent[key] = rng.choice(VALUES)
-    elif way == 3:
+    elif choice == 3:
         del parent[key]
     elif isinstance(parent, list):
         parent.insert(key, rng.choice((parent[key], *VALUES)))
@@ -147,16 +147,16 @@ def json_value(content: bytes, rng: random.Random) -> bytes:
     return json.dumps(value).encode()
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
+def _locations(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, dict):
         keys: list[Any] = list(value)
     else:
         keys = list(range(len(value))) if isinstance(value, list) else []
-    return [place for key in keys for place in ((value, key), *_places(value[key]))]
+    return [location for key in keys for location in ((value, key), *_locations(value[key]))]
 
 
 def json_text(content: bytes, rng: random.Random) -> bytes:
-    """Changes that no JSON writer makes: depth, length, keys twice, odd numbers."""
+    """Insert text that no JSON writer makes: depth, length, double keys, odd numbers."""
     depth = rng.choice((10, 300, 100_000))
     insertion = rng.choice(
         [
@@ -175,31 +175,31 @@ def json_text(content: bytes, rng: random.Random) -> bytes:
             b",",
         ]
     )
-    places = [i for i, byte in enumerate(content) if byte in b"{[:,"]
-    start = rng.choice(places) + 1 if places else 0
+    offsets = [i for i, byte in enumerate(content) if byte in b"{[:,"]
+    start = rng.choice(offsets) + 1 if offsets else 0
     stop = start + rng.choice((0, 0, 1, 5))
     return content[:start] + insertion + content[stop:]
 
 
 def index_line(content: bytes, rng: random.Random) -> bytes:
-    """One line changed inside, dropped, doubled or moved."""
+    """Mutate, drop, double or move one line."""
     lines = content.split(b"\n")
-    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    way = rng.randrange(6)
-    if way == 0:
-        del lines[at]
-    elif way == 1:
-        lines.insert(other, lines[at])
-    elif way == 2:
-        lines[at], lines[other] = lines[other], lines[at]
+    line, other_line = rng.randrange(len(lines)), rng.randrange(len(lines))
+    choice = rng.randrange(6)
+    if choice == 0:
+        del lines[line]
+    elif choice == 1:
+        lines.insert(other_line, lines[line])
+    elif choice == 2:
+        lines[line], lines[other_line] = lines[other_line], lines[line]
     else:
-        entry, comma = lines[at].removesuffix(b","), lines[at].endswith(b",")
-        lines[at] = rng.choice((json_value, json_text))(entry, rng) + b"," * comma
+        entry, comma = lines[line].removesuffix(b","), lines[line].endswith(b",")
+        lines[line] = rng.choice((json_value, json_text))(entry, rng) + b"," * comma
     return b"\n".join(lines)
 
 
 def image_part(content: bytes, rng: random.Random) -> bytes:
-    """Blind changes inside a file whose sums and sizes are made right again."""
+    """Change a file blindly inside, and correct its checksums and sizes."""
     if content[:4] == b"RIFF":
         inner = blindly(content[12:], rng)
         size = struct.pack("<I", min(len(inner) + 4, 2**32 - 1))
@@ -210,25 +210,27 @@ def image_part(content: bytes, rng: random.Random) -> bytes:
 
 
 def _png(content: bytes, rng: random.Random) -> bytes:
-    chunks, place = [], 8
-    while place + 12 <= len(content):
-        (size,) = struct.unpack(">I", content[place : place + 4])
-        chunks.append((content[place + 4 : place + 8], content[place + 8 : place + 8 + size]))
-        place += 12 + size
+    chunks, offset = [], 8
+    while offset + 12 <= len(content):
+        (size,) = struct.unpack(">I", content[offset : offset + 4])
+        chunks.append((content[offset + 4 : offset + 8], content[offset + 8 : offset + 8 + size]))
+        offset += 12 + size
     if not chunks:
         return content
     index = rng.randrange(len(chunks))
     kind, inner = chunks[index]
-    way = rng.randrange(4)
-    if way == 0:
+    choice = rng.randrange(4)
+    if choice == 0:
         chunks[index] = (kind, blindly(inner, rng))
-    elif way == 1 and kind == b"IDAT":
+    elif choice == 1 and kind == b"IDAT":
         chunks[index] = (kind, zlib.compress(blindly(bytes(2000), rng)))
-    elif way == 2:
-        other = rng.choice((b"iCCP", b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"PLTE", b"tRNS", b"pHYs"))
+    elif choice == 2:
+        ancillary = rng.choice(
+            (b"iCCP", b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"PLTE", b"tRNS", b"pHYs")
+        )
         bomb = zlib.compress(bytes(rng.choice((10, 5_000_000))))
         text = rng.choice((b"k\0\0" + bomb, b"k\0\1\0\0\0" + bomb, rng.randbytes(40), b""))
-        chunks.insert(index, (rng.choice((other, b"acTL", b"fcTL", b"gAMA", b"cHRM")), text))
+        chunks.insert(index, (rng.choice((ancillary, b"acTL", b"fcTL", b"gAMA", b"cHRM")), text))
     else:
         chunks.insert(rng.randrange(len(chunks) + 1), (kind, inner))
     return content[:8] + b"".join(_chunk(kind, inner) for kind, inner in chunks)

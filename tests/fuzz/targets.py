@@ -1,4 +1,4 @@
-"""What is fuzzed: each reader with good inputs to start from, and what it may answer."""
+"""The fuzzed readers, each with valid inputs to start from and the errors that it may raise."""
 
 import io
 import json
@@ -35,7 +35,7 @@ TAR = (
     r"damaged tar: |does not belong in a shard|is out of order$|group \d{8} has |"
     rf"\d{{8}}\.json: record of a series: .|{IMAGE}"
 )
-# A file that says it is of a newer version is whole, and must be left alone.
+# A file of a newer version is not damaged; readers reject it with this message.
 NEWER = re.compile(r" schema = \d+: (a newer|another) version of semix wrote it, this one reads ")
 FILES: dict[str, type[StoredFile]] = {
     "commit": CommitRecord,
@@ -66,7 +66,7 @@ class Target:
 
 
 def attempt(target: Target, content: bytes) -> bool:
-    """Whether it was read; any answer but that or a named error comes out as it is."""
+    """Whether the content was read; False after an error that the target allows, others pass."""
     try:
         target.read(content)
     except ValueError as error:
@@ -81,30 +81,30 @@ def attempt(target: Target, content: bytes) -> bool:
 
 
 def read_shard_bytes(content: bytes) -> None:
-    places = None
+    locations = None
     try:
-        places = list(scan_tar(io.BytesIO(content)))
+        locations = list(scan_tar(io.BytesIO(content)))
     finally:
         samples = list(read_tar(io.BytesIO(content)))
-    assert places is not None, "read_tar accepts what scan_tar refuses"
-    assert len(places) == len(samples)
-    for found, place in zip(samples, places, strict=True):
-        spans = [content[span.offset : span.offset + span.size] for span in place.images]
-        assert (found.images, found.record.group) == (spans, place.group)
-        assert len(spans) == len(found.record.alphas) == len(found.record.labels)
-        for image in found.images:
+    assert locations is not None, "read_tar accepts what scan_tar refuses"
+    assert len(locations) == len(samples)
+    for series, location in zip(samples, locations, strict=True):
+        spans = [content[span.offset : span.offset + span.size] for span in location.images]
+        assert (series.images, series.record.group) == (spans, location.group)
+        assert len(spans) == len(series.record.alphas) == len(series.record.labels)
+        for image in series.images:
             read_image(image)
 
 
 def read_image(content: bytes) -> None:
-    found = decode_image(content)
-    assert found.dtype == np.uint8
-    assert found.shape[2:] == (3,)
-    assert found.shape[0] * found.shape[1] <= 4096 * 4096
+    pixels_read = decode_image(content)
+    assert pixels_read.dtype == np.uint8
+    assert pixels_read.shape[2:] == (3,)
+    assert pixels_read.shape[0] * pixels_read.shape[1] <= 4096 * 4096
 
 
 def read_index_bytes(content: bytes) -> None:
-    """What is read is listed once, and is what is written again."""
+    """Check that an index which is read lists a shard once, and is written again unchanged."""
     plan, rows = read_index(content)
     again, same = read_index(index_text(plan, rows))
     assert (plan, list(rows)) == (again, list(same))
@@ -119,7 +119,7 @@ def _indices() -> list[bytes]:
     left_out = [LeftOut(group=7, reason="flat")]
     records = [commit_record(3), commit_record(4, first=6, left_out=left_out), commit_record(1000)]
     entries = [record.entry(900) for record in records]
-    return [index_text(PLAN_DIGEST, ShardRows.of(found)) for found in (entries[:1], entries)]
+    return [index_text(PLAN_DIGEST, ShardRows.of(listed)) for listed in (entries[:1], entries)]
 
 
 def _saved(mode: str, **options: object) -> bytes:
@@ -141,11 +141,11 @@ def _images() -> list[bytes]:
 
 
 def targets() -> dict[str, Target]:
-    """All of them by name."""
+    """All targets by name."""
     formats = ("webp", "png", "jpg")
     shards = [tar_of(*(sample(g, 3, extension=e) for g in range(2))) for e in formats]
     groups = [json.dumps(record(3) | more).encode() for more in ({}, LABELS, SIMPLEX)]
-    found: dict[str, tuple[Callable[[bytes], object], str, list[bytes]]] = {
+    definitions: dict[str, tuple[Callable[[bytes], object], str, list[bytes]]] = {
         "shard": (read_shard_bytes, TAR, shards),
         "image": (read_image, IMAGE, _images()),
         "group": (SeriesRecord.read, "^record of a series: .", groups),
@@ -155,7 +155,8 @@ def targets() -> dict[str, Target]:
     }
     for name, kind in FILES.items():
         example = json.dumps(EXAMPLES[kind]).encode()
-        found[name] = (kind.read, f"^{kind.WHAT}: .", [example])
+        definitions[name] = (kind.read, f"^{kind.WHAT}: .", [example])
     return {
-        n: Target(read, re.compile(r, re.DOTALL), seeds) for n, (read, r, seeds) in found.items()
+        n: Target(read, re.compile(r, re.DOTALL), seeds)
+        for n, (read, r, seeds) in definitions.items()
     }

@@ -1,4 +1,4 @@
-"""One tiny plan with its models loaded, and what an unbroken build of it looks like."""
+"""One tiny plan with its models loaded, and the contents of an unbroken build of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.shard import Models, generate_shard, load_models
 from semix.pipeline.shard_job import finish
 
-# They tell who made a shard when; everything else is a function of the plan.
+# Fields that say who made a shard and when; all others are a function of the plan.
 CIRCUMSTANCES = {"seconds", "wall_seconds", "attempt", "worker", "record_bytes", "discards"}
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A small plan, ready to be made anywhere in a fraction of a second a shard."""
+    """A small plan with its models: any process makes a shard in a fraction of a second."""
 
     config: BuildConfig
     plan: BuildPlan
@@ -34,11 +34,11 @@ class Tiny:
         finish(generate_shard(self.plan.shard(shard), self.plan, models=self.models, root=root))
 
     def finish(self, root: Root) -> Root:
-        """What a resume does: make whatever a fresh look at the store finds missing."""
-        again = Root(root.url)
-        for shard in again.missing():
-            self.make(again, shard)
-        return again
+        """Make every shard that the store lacks, as a resume does."""
+        reopened = Root(root.url)
+        for shard in reopened.missing():
+            self.make(reopened, shard)
+        return reopened
 
 
 def tiny_plan(config: BuildConfig, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
@@ -72,13 +72,13 @@ def unbroken(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def contents(root: Root) -> dict[str, object]:
-    """All that a root holds under shards/ by name, commit records without their circumstances."""
-    found: dict[str, object] = {
+    """Files of a root under shards/ by name, commit records without CIRCUMSTANCES."""
+    files: dict[str, object] = {
         name: root.store.get(name)
         for name in root.store.list("shards")
         if not name.endswith(".json")
     }
     entries = {f"record {entry.shard}": entry for entry in root.entries()}
-    return found | {
+    return files | {
         name: entry.model_dump(exclude=CIRCUMSTANCES) for name, entry in entries.items()
     }

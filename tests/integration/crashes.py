@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-# What makes bytes durable or gives them a name; between two of these nothing can be seen.
+# Calls that make bytes durable or give them a name; between two of them the disk does not change.
 STEPS = ("fsync", "link", "replace", "rename", "unlink")
 Work = Callable[[], object]
 
@@ -40,17 +40,17 @@ def start_child(work: Work) -> int:
 
 @contextmanager
 def at_step(number: int, act: Work, *, after: bool) -> Iterator[None]:
-    """Before or after publishing step `number` of this process, counted from 0, do `act`."""
-    taken = 0
+    """Call `act` before or after this process's publishing step `number`, counted from 0."""
+    steps_taken = 0
 
     def wrapped(step: Callable[..., object]) -> Callable[..., object]:
         def run(*arguments: object, **options: object) -> object:
-            nonlocal taken
-            mine, taken = taken == number, taken + 1
-            if mine and not after:
+            nonlocal steps_taken
+            is_chosen, steps_taken = steps_taken == number, steps_taken + 1
+            if is_chosen and not after:
                 act()
             result = step(*arguments, **options)
-            if mine and after:
+            if is_chosen and after:
                 act()
             return result
 

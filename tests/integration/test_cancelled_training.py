@@ -45,7 +45,7 @@ COMMANDS = {
 def served(
     request: pytest.FixtureRequest, prefect_api: str, tmp_path: Path
 ) -> Iterator[subprocess.Popen]:
-    """A process that runs what is asked of the deployment semix-train/cancelled."""
+    """A process that executes runs of the deployment semix-train/cancelled."""
     if request.param == "work pool":
         register("train", NAME)
     environment = {
@@ -66,34 +66,34 @@ def served(
 
 @pytest.fixture
 def client(prefect_api: str) -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as found:
-        yield found
+    with get_client(sync_client=True) as prefect_client:
+        yield prefect_client
 
 
-def started(client: SyncPrefectClient, config: Path, run: Path) -> FlowRun:
-    """As the button on the deployment's page does it."""
+def start_run(client: SyncPrefectClient, config: Path, run: Path) -> FlowRun:
+    """Start a run of the deployment, as the button on its page does."""
 
-    found = []
+    deployment_ids = []
 
     def deployed() -> bool:
         with suppress(ObjectNotFound):
-            found.append(client.read_deployment_by_name(f"semix-train/{NAME}").id)
-        return bool(found)
+            deployment_ids.append(client.read_deployment_by_name(f"semix-train/{NAME}").id)
+        return bool(deployment_ids)
 
     wait_until(deployed)
     parameters = {"config": str(config), "out": str(run)}
-    return client.create_flow_run_from_deployment(found[0], parameters=parameters)
+    return client.create_flow_run_from_deployment(deployment_ids[0], parameters=parameters)
 
 
 def flow_processes(served: subprocess.Popen) -> list[psutil.Process]:
     kinds = ("spawn_main", "prefect.flow_engine", "flow-run execute")
-    return [one for kind in kinds for one in below(served.pid, kind, direct=True)]
+    return [process for kind in kinds for process in below(served.pid, kind, direct=True)]
 
 
 @pytest.mark.slow
 def test_cancelling_leaves_a_checkpoint_from_which_resume_continues(served, client, tmp_path):
     config, run = write_config(tmp_path / "long.yaml", epochs=EPOCHS), tmp_path / "run"
-    flow_run = started(client, config, run)
+    flow_run = start_run(client, config, run)
     log = tmp_path / "serve.log"
     wait_until(lambda: epochs_of(run) or served.poll() is not None)
     assert served.poll() is None, log.read_text()

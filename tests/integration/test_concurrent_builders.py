@@ -33,15 +33,15 @@ def quiet(many, tmp_path_factory) -> dict[str, object]:
 
 
 def build(tiny: Tiny, url: str, log: Path) -> None:
-    """One worker's whole life, its lines into `log`."""
-    work = BuildJob(Root(url))
-    work.models, work.load = tiny.models, lambda **_: None  # they came with the fork
-    worker = Worker(work, slot=0, slots=1, device="cpu")
+    """Run one worker to its end; its lines go into `log`."""
+    job = BuildJob(Root(url))
+    job.models, job.load = tiny.models, lambda **_: None  # they came with the fork
+    worker = Worker(job, slot=0, slots=1, device="cpu")
     with log.open("a", buffering=1) as lines, redirect_stdout(lines):
         assert worker.run() == 0
 
 
-def made(logs: list[Path]) -> Counter[int]:
+def count_made(logs: list[Path]) -> Counter[int]:
     lines = [line for log in logs for line in log.read_text().splitlines()]
     return Counter(int(line.split()[1].rstrip(":")) for line in lines if line.startswith("shard"))
 
@@ -49,20 +49,22 @@ def made(logs: list[Path]) -> Counter[int]:
 @pytest.mark.process
 @pytest.mark.parametrize("builders", [2, 4])
 def test_builders_share_a_folder_without_a_lost_or_doubled_shard(many, quiet, tmp_path, builders):
-    share(builders, many.start(str(tmp_path / "mixed")), many, quiet, tmp_path)
+    build_together(builders, many.start(str(tmp_path / "mixed")), many, quiet, tmp_path)
 
 
 def test_builders_share_a_bucket_without_a_lost_or_doubled_shard(many, quiet, tmp_path, bucket):
-    share(3, many.start(f"{bucket}/mixed"), many, quiet, tmp_path)
+    build_together(3, many.start(f"{bucket}/mixed"), many, quiet, tmp_path)
 
 
-def share(builders: int, root: Root, many: Tiny, quiet: dict[str, object], tmp_path: Path) -> None:
-    """Let so many workers at the whole root at once."""
+def build_together(
+    builders: int, root: Root, many: Tiny, quiet: dict[str, object], tmp_path: Path
+) -> None:
+    """Run so many workers on the root at once, and check what they made."""
     logs = [tmp_path / f"{number}.log" for number in range(builders)]
     children = [start_child(lambda log=log: build(many, root.url, log)) for log in logs]
     assert [wait(child) for child in children] == [0] * builders
     assert contents(Root(root.url)) == quiet
-    assert made(logs) == Counter(range(24))
+    assert count_made(logs) == Counter(range(24))
     assert Root(root.url).store.list("leases") == []
 
 
@@ -70,14 +72,14 @@ def share(builders: int, root: Root, many: Tiny, quiet: dict[str, object], tmp_p
 def test_garbage_is_collected_beside_a_builder_that_loses_nothing(many, quiet, tmp_path):
     root = many.start(str(tmp_path / "mixed"))
     root.store.put("shards/0000/0000003-00000000.tar", b"an orphan")
-    child, rounds, gone = start_child(lambda: build(many, root.url, tmp_path / "log")), 0, []
+    child, rounds, removed = (start_child(lambda: build(many, root.url, tmp_path / "log")), 0, [])
     while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         rounds += 1
-        gone += remove(root, garbage(root, older_than_s=0))
+        removed += remove(root, garbage(root, older_than_s=0))
     assert wait(child) == 0
     assert rounds > 3
-    gone += remove(root, garbage(root, older_than_s=0))
-    assert "shards/0000/0000003-00000000.tar" in {item.name for item in gone}
+    removed += remove(root, garbage(root, older_than_s=0))
+    assert "shards/0000/0000003-00000000.tar" in {item.name for item in removed}
     assert contents(Root(root.url)) == quiet
 
 
@@ -88,15 +90,15 @@ def test_two_hundred_kills(make_config, hasty_standins, tmp_path, tmp_path_facto
     many = tiny_plan(make_config(hasty_standins, *changes), tmp_path_factory)
     expected = contents(many.finish(many.start(str(tmp_path / "quiet"))))
     url, log = many.start(str(tmp_path / "mixed")).url, tmp_path / "log"
-    rng, done = random.Random(0), 0
+    rng, num_done = random.Random(0), 0
     for _ in range(200):
         child = start_child(lambda: build(many, url, log))
         time.sleep(rng.uniform(0, 0.25))
         os.kill(child, signal.SIGKILL)
         assert wait(child) == -signal.SIGKILL, "finished before it was killed often enough"
-        before, done = done, len(Root(url).done())
-        assert done >= before, "a committed shard was lost"
+        before, num_done = num_done, len(Root(url).done())
+        assert num_done >= before, "a committed shard was lost"
     assert wait(start_child(lambda: build(many, url, log))) == 0
     assert contents(Root(url)) == expected
     assert damage(Root(url), full=True) == []
-    assert sum(made([log]).values()) - many.plan.num_shards <= 200
+    assert sum(count_made([log]).values()) - many.plan.num_shards <= 200

@@ -1,4 +1,4 @@
-"""A shard's publication cut short at every step: killed, the disk full, the store failing."""
+"""A shard's publication is interrupted at every step: by a kill, or by a full disk."""
 
 import shutil
 import signal
@@ -17,7 +17,7 @@ STEPS_OF_A_SHARD = 16  # at least as many as publishing one shard takes; the las
 
 
 @pytest.fixture(scope="module")
-def begun(tiny, tmp_path_factory) -> Root:
+def first_shard_made(tiny, tmp_path_factory) -> Root:
     """A root whose first shard is committed."""
     root = tiny.start(str(tmp_path_factory.mktemp("begun")))
     tiny.make(root, 0)
@@ -25,8 +25,8 @@ def begun(tiny, tmp_path_factory) -> Root:
 
 
 @pytest.fixture
-def root(begun, tmp_path) -> Root:
-    shutil.copytree(begun.url, tmp_path / "mixed")
+def root(first_shard_made, tmp_path) -> Root:
+    shutil.copytree(first_shard_made.url, tmp_path / "mixed")
     return Root(str(tmp_path / "mixed"))
 
 
@@ -39,12 +39,12 @@ def test_killed_at_a_step_of_publishing(tiny, unbroken, root, step, after):
 
     code = in_child(work)
     assert code in (0, -signal.SIGKILL)
-    seen = Root(root.url)
-    assert 0 in seen.done()
-    assert damage(seen, full=True) == [], "what is committed is whole"
-    done = tiny.finish(seen)
-    done.store.sweep()
-    assert contents(done) == unbroken
+    reopened = Root(root.url)
+    assert 0 in reopened.done()
+    assert damage(reopened, full=True) == [], "what is committed is whole"
+    finished = tiny.finish(reopened)
+    finished.store.sweep()
+    assert contents(finished) == unbroken
 
 
 @pytest.mark.parametrize("step", range(0, 2 * STEPS_OF_A_SHARD, 4))
@@ -58,9 +58,9 @@ def test_a_worker_is_killed_while_it_publishes_a_shard_and_makes_the_next(
             worker([root.url, "--device", "cpu"])
 
     assert in_child(work) == -signal.SIGKILL
-    seen = Root(root.url)
-    assert 0 in seen.done()
-    assert damage(seen, full=True) == [], "what is committed is whole"
+    reopened = Root(root.url)
+    assert 0 in reopened.done()
+    assert damage(reopened, full=True) == [], "what is committed is whole"
     assert worker([root.url, "--device", "cpu"]) == 0
     assert contents(Root(root.url)) == unbroken
 
@@ -73,13 +73,13 @@ def test_the_disk_is_full_at_a_step_of_publishing(tiny, unbroken, root, step):
 
     code = in_child(work)
     assert code in (0, 1)
-    seen = Root(root.url)
-    assert damage(seen, full=True) == []
-    assert contents(tiny.finish(seen)) == unbroken
+    reopened = Root(root.url)
+    assert damage(reopened, full=True) == []
+    assert contents(tiny.finish(reopened)) == unbroken
 
 
 def test_the_matrix_reaches_every_step(tiny, root):
-    """The steps above are not fewer than there are."""
+    """STEPS_OF_A_SHARD is at least the number of steps."""
 
     def work() -> None:
         with at_step(STEPS_OF_A_SHARD - 1, die, after=False):

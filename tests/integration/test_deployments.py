@@ -38,16 +38,21 @@ pytestmark = pytest.mark.timeout(900)
 
 @dataclass(frozen=True)
 class Site:
-    """A Prefect server, and what a machine of its workers knows."""
+    """A Prefect server, and environments and workers for its machines."""
 
     url: str
     folder: Path
 
     def environment(self, name: str) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+        inherited = {
+            key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")
+        }
         home = {"PREFECT_HOME": str(self.folder / name), "PREFECT_API_URL": self.url}
-        often = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
-        return kept | home | often
+        frequencies = {
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        }
+        return inherited | home | frequencies
 
     @contextmanager
     def worker(self, pool: str, *, name: str = "worker", limit: int = 2) -> Iterator[Started]:
@@ -62,7 +67,7 @@ class Site:
 
 
 def end_all(machine: Started) -> None:
-    """A machine that loses power: its worker, the flows, and their processes."""
+    """Kill a machine's worker, its flows and their processes, as a loss of power does."""
     if machine.process.poll() is not None:
         return
     processes = psutil.Process(machine.process.pid).children(recursive=True)
@@ -76,33 +81,33 @@ def end_all(machine: Started) -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A server of its own, which evaluates automations."""
     folder, port = tmp_path_factory.mktemp("site"), free_port()
-    found = Site(f"http://127.0.0.1:{port}/api", folder)
+    new_site = Site(f"http://127.0.0.1:{port}/api", folder)
     command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
-    environment = found.environment("server") | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    environment = new_site.environment("server") | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     with started(command, folder / "server.log", environment=environment) as process:
-        process.wait_for(lambda: answers(f"{found.url}/ready"))
-        with temporary_settings({PREFECT_API_URL: found.url}):
-            yield found
+        process.wait_for(lambda: answers(f"{new_site.url}/ready"))
+        with temporary_settings({PREFECT_API_URL: new_site.url}):
+            yield new_site
 
 
 @pytest.fixture(scope="module")
 def automations(site: Site) -> None:
-    """Those that are shipped, with less patience."""
+    """The shipped automations, with shorter times."""
     text = AUTOMATIONS.read_text()
-    for there, here in {
+    for shipped, shorter in {
         "within: 30\n": "within: 10\n",
         "within: 300 ": "within: 45 ",
         "threshold: 8 ": "threshold: 4 ",
     }.items():
-        assert text.count(there) == 1
-        text = text.replace(there, here)
+        assert text.count(shipped) == 1
+        text = text.replace(shipped, shorter)
     file = site.folder / "automations.yaml"
     file.write_text(text)
     command = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(file)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=site.environment("server"), capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @pytest.fixture
@@ -126,13 +131,13 @@ def until(condition: Callable[[], object], *, timeout_s: float = 400) -> None:
 
 
 def start(client: SyncPrefectClient, deployment: str, parameters: Mapping[str, Any]) -> UUID:
-    found = client.read_deployment_by_name(deployment)
-    return client.create_flow_run_from_deployment(found.id, parameters=dict(parameters)).id
+    entry = client.read_deployment_by_name(deployment)
+    return client.create_flow_run_from_deployment(entry.id, parameters=dict(parameters)).id
 
 
 def is_in(client: SyncPrefectClient, run: UUID, *names: str) -> FlowRun | None:
-    found = client.read_flow_run(run)
-    return found if found.state_name in names else None
+    flow_run = client.read_flow_run(run)
+    return flow_run if flow_run.state_name in names else None
 
 
 @pytest.mark.slow
@@ -164,18 +169,18 @@ def test_a_failed_build_is_resumed_and_a_refused_one_is_not(
     obstacle = Path(root.url) / "shards/0000/0000003.json"  # where a commit record goes
     obstacle.mkdir(parents=True)
     with site.worker("failing"):
-        same = {"config": config_file, "out": root.url}
-        run = start(client, "semix-build/failing", same)
-        lost = start(client, "semix-build/failing", same | {"config": "/data/lost.yaml"})
+        shared = {"config": config_file, "out": root.url}
+        run = start(client, "semix-build/failing", shared)
+        invalid = start(client, "semix-build/failing", shared | {"config": "/data/lost.yaml"})
         until(lambda: is_in(client, run, "Failed"))
         assert set(Root(root.url).done()) == {0, 1, 2, 4, 5, 6, 7}
         obstacle.rmdir()
         until(lambda: is_in(client, run, "Completed"))
-    again, refused = client.read_flow_run(run), client.read_flow_run(lost)
-    assert (again.run_count, again.parameters["config"]) == (2, config_file)
+    resumed, rejected = client.read_flow_run(run), client.read_flow_run(invalid)
+    assert (resumed.run_count, resumed.parameters["config"]) == (2, config_file)
     assert contents(Root(root.url)) == contents(built)
-    assert (refused.state_name, refused.run_count) == ("Failed", 1)
-    assert "InputError: config = /data/lost.yaml" in str(refused.state and refused.state.message)
+    assert (rejected.state_name, rejected.run_count) == ("Failed", 1)
+    assert "InputError: config = /data/lost.yaml" in str(rejected.state and rejected.state.message)
 
 
 @pytest.mark.slow
@@ -203,11 +208,11 @@ def test_a_run_whose_machine_died_goes_on_elsewhere(
     assert before, "a shard was committed before the machine died"
     assert contents(Root(str(root))) == contents(built)
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
-    until(lambda: ended(client.read_task_runs(flow_run_filter=of_run)))
+    until(lambda: all_ended(client.read_task_runs(flow_run_filter=of_run)))
 
 
-def ended(tasks: list[TaskRun]) -> bool:
-    """Those of the lost attempt, too, which nobody else would end."""
+def all_ended(tasks: list[TaskRun]) -> bool:
+    """Whether all tasks ended, those of the lost attempt too."""
     return all(task.state is not None and task.state.is_final() for task in tasks)
 
 
@@ -247,16 +252,16 @@ def test_two_ranges_on_two_machines_make_one_root(
     ensure_prototypes(quiet, device="cpu")
     assert worker([quiet.url, "--device", "cpu"]) == 0
     register("build", "ranges")
-    same = {"config": str(tmp_path / "build.yaml"), "out": str(tmp_path / "mixed")}
+    shared = {"config": str(tmp_path / "build.yaml"), "out": str(tmp_path / "mixed")}
     with (
         site.worker("ranges", name="one", limit=1),
         site.worker("ranges", name="two", limit=1),
     ):
-        runs = [start(client, "semix-build/ranges", same | {"range": f"{i}/2"}) for i in range(2)]
+        runs = [start(client, "semix-build/ranges", shared | {"range": f"{i}/2"}) for i in range(2)]
         for run in runs:
             until(lambda run=run: is_in(client, run, "Completed", "Failed"))
             assert is_in(client, run, "Completed"), client.read_flow_run(run).state
     root = Root(str(tmp_path / "mixed"))
     assert contents(root) == contents(quiet)
-    first, second = (root.record(n).worker for n in (0, root.plan.num_shards // 2))
-    assert first != second, "each began with a part of its own"
+    first_worker, second_worker = (root.record(n).worker for n in (0, root.plan.num_shards // 2))
+    assert first_worker != second_worker, "each began with a part of its own"

@@ -73,7 +73,7 @@ MIXED = "two devices"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("operation", "message"),
     [
         (lambda own, cpu: own + cpu, MIXED),
         (lambda own, cpu: cpu.add_(own), MIXED),
@@ -94,29 +94,33 @@ MIXED = "two devices"
         (lambda own, cpu: own.normal_(generator=torch.Generator()), "generator"),
     ],
 )
-def test_wrong_devices_raise_as_on_cuda(cuda, wrong, message):
+def test_wrong_devices_raise_as_on_cuda(cuda, operation, message):
     with pytest.raises((RuntimeError, TypeError), match=message):
-        wrong(torch.ones(2, 2, device="cuda"), torch.ones(2, 2))
+        operation(torch.ones(2, 2, device="cuda"), torch.ones(2, 2))
 
 
 def test_what_cuda_allows_is_allowed(cuda):
-    own = torch.arange(6.0, device="cuda").view(2, 3)
-    assert (own * torch.tensor(2.0)).device == torch.device("cuda:0")
-    assert own[torch.tensor([1])].tolist() == [[3, 4, 5]]
-    assert own[[1, 0], 1:].tolist() == [[4, 5], [1, 2]]
-    own[torch.tensor([0])] = torch.tensor(7.0)
-    own[[0], 0] = 8
-    assert own.tolist() == [[8, 7, 7], [3, 4, 5]]
-    assert own.copy_(torch.ones(2, 3)).tolist() == torch.ones(2, 3).copy_(own).tolist()
-    assert own.to("cuda") is own
-    assert own.cuda() is own
-    alias, moved = own.view(-1), own.cpu()
+    on_gpu = torch.arange(6.0, device="cuda").view(2, 3)
+    assert (on_gpu * torch.tensor(2.0)).device == torch.device("cuda:0")
+    assert on_gpu[torch.tensor([1])].tolist() == [[3, 4, 5]]
+    assert on_gpu[[1, 0], 1:].tolist() == [[4, 5], [1, 2]]
+    on_gpu[torch.tensor([0])] = torch.tensor(7.0)
+    on_gpu[[0], 0] = 8
+    assert on_gpu.tolist() == [[8, 7, 7], [3, 4, 5]]
+    assert on_gpu.copy_(torch.ones(2, 3)).tolist() == torch.ones(2, 3).copy_(on_gpu).tolist()
+    assert on_gpu.to("cuda") is on_gpu
+    assert on_gpu.cuda() is on_gpu
+    alias, moved = on_gpu.view(-1), on_gpu.cpu()
     alias += 1
-    assert (own.sum().item(), float(moved.sum())) == (12, 6)
-    assert torch.ones(2).to(own).is_cuda
-    for made in (torch.zeros(2, device="cuda"), torch.zeros_like(own), torch.tensor(1).cuda()):
-        assert made.device == own.device
-    assert torch.zeros_like(own, device="cpu").device.type == "cpu"
+    assert (on_gpu.sum().item(), float(moved.sum())) == (12, 6)
+    assert torch.ones(2).to(on_gpu).is_cuda
+    for created in (
+        torch.zeros(2, device="cuda"),
+        torch.zeros_like(on_gpu),
+        torch.tensor(1).cuda(),
+    ):
+        assert created.device == on_gpu.device
+    assert torch.zeros_like(on_gpu, device="cpu").device.type == "cpu"
     with torch.device("cuda"):
         assert torch.zeros(2).is_cuda
     assert functional.one_hot(torch.tensor([0, 1], device="cuda")).is_cuda
@@ -139,8 +143,8 @@ def test_a_module_trains_on_the_device_as_on_the_cpu():
             functional.cross_entropy(network(images), torch.ones(5).long().to(device)).backward()
             optimiser.step()
         assert all(parameter.grad.device.type == device for parameter in network.parameters())
-        found = copy.deepcopy(network).state_dict()
-        return {name: value.cpu() for name, value in found.items()}
+        state = copy.deepcopy(network).state_dict()
+        return {name: value.cpu() for name, value in state.items()}
 
     for kind in (torch.optim.SGD, torch.optim.AdamW):
         expected = trained("cpu", kind)
@@ -150,11 +154,13 @@ def test_a_module_trains_on_the_device_as_on_the_cpu():
 
 def test_the_device_draws_from_a_generator_of_its_own(cuda):
     torch.manual_seed(3)
-    first, state = torch.randn(4, device="cuda"), torch.cuda.get_rng_state()
-    second = torch.randn(4, device="cuda")
-    assert torch.equal(torch.randn(4), first.cpu())  # seeded alike, and not moved by the device
+    first_draw, state = torch.randn(4, device="cuda"), torch.cuda.get_rng_state()
+    second_draw = torch.randn(4, device="cuda")
+    assert torch.equal(
+        torch.randn(4), first_draw.cpu()
+    )  # seeded alike, and not moved by the device
     torch.cuda.set_rng_state(state)
-    assert torch.equal(torch.randn_like(first), second)
+    assert torch.equal(torch.randn_like(first_draw), second_draw)
 
 
 def test_everything_is_as_before_afterwards():
@@ -222,23 +228,24 @@ def samples(root: Root) -> list[GroupSample]:
     return [sample for entry in root.entries() for sample in read_shard(root.store, entry)]
 
 
-# Of an optimised noise. A CPU's gradients too differ in last bits under any dispatch mode of torch.
+# Scores of optimised noise, which may differ in their last bits: under a dispatch mode of torch
+# the gradients of a CPU do as well.
 SCORES = ("scores", "per_alpha", "stability", "start_stability")
 
 
 def assert_same_shards(root: Root, other: Root) -> None:
-    committed, others = root.committed(), other.committed()
-    assert sorted(committed) == sorted(others) != []
-    for one, two in zip(samples(root), samples(other), strict=True):
-        assert one.images == two.images
-        notes = one.record.noise, two.record.noise
+    committed, other_committed = root.committed(), other.committed()
+    assert sorted(committed) == sorted(other_committed) != []
+    for sample, twin in zip(samples(root), samples(other), strict=True):
+        assert sample.images == twin.images
+        notes = sample.record.noise, twin.record.noise
         if notes[0]["strategy"] == "optimise":
             for scores in ([note.pop(name) for note in notes] for name in SCORES):
                 torch.testing.assert_close(*map(torch.tensor, scores), rtol=1e-5, atol=0)
-        assert one.record == two.record
+        assert sample.record == twin.record
     for shard, record in committed.items():
-        assert record.features.sha256 == others[shard].features.sha256
-        assert record.tflop == others[shard].tflop
+        assert record.features.sha256 == other_committed[shard].features.sha256
+        assert record.tflop == other_committed[shard].tflop
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -250,8 +257,8 @@ def test_shards_are_those_of_the_cpu(family, strategy, build, request):
         overrides += (f"generator.family={family}", f"generator.model={model}")
     expected = build("cpu", *overrides)
     with emulated_cuda():
-        found = build("cuda", *overrides)
-    assert_same_shards(found, expected)
+        root = build("cuda", *overrides)
+    assert_same_shards(root, expected)
 
 
 OPTIMISE = (*STRATEGIES["optimise"], "noise.candidates=2", "noise.halving=false")
@@ -265,8 +272,8 @@ def test_offloaded_weights_take_part_in_the_choice_of_noise(model, build, reques
     settings = [f"generator.{name}={value}" for name, value in generator.items()]
     with emulated_cuda():
         expected = build("cuda:0", *settings, *OPTIMISE)
-        found = build("cuda", *settings, *OPTIMISE, "generator.offload=model")
-    assert_same_shards(found, expected)
+        offloaded = build("cuda", *settings, *OPTIMISE, "generator.offload=model")
+    assert_same_shards(offloaded, expected)
 
 
 @pytest.mark.parametrize("model", ["tiny_sd3", "tiny_flux", "tiny_flux2", "tiny_z_image"])
@@ -293,20 +300,20 @@ def test_offloaded_text_encoders_work_on_the_device_and_leave_it(
     gc.disable()  # nothing but the product's own collection
     try:
         with emulated_cuda():
-            found = images("cuda", offload="model")
+            offloaded = images("cuda", offload="model")
     finally:
         gc.enable()
         hook.remove()
     assert {device for _, device in encoders} == {"cuda"}
-    assert torch.equal(found, images("cpu"))
+    assert torch.equal(offloaded, images("cpu"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_shards_of_other_settings_are_those_of_the_cpu(variant, build):
     expected = build("cpu", *VARIANTS[variant])
     with emulated_cuda():
-        found = build("cuda", *VARIANTS[variant])
-    assert_same_shards(found, expected)
+        root = build("cuda", *VARIANTS[variant])
+    assert_same_shards(root, expected)
 
 
 def test_all_models_are_on_the_device_and_prototypes_are_measured_there(
@@ -318,26 +325,31 @@ def test_all_models_are_on_the_device_and_prototypes_are_measured_there(
     encode = Encoders.encode
 
     def watched(encoders: Encoders, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = encode(encoders, images)
+        result = encode(encoders, images)
         models = [encoder.model for encoder in encoders._loaded.values()]
         assert len(models) == 2
         devices.update(weight.device.type for model in models for weight in model.parameters())
-        return found
+        return result
 
     monkeypatch.setattr(Encoders, "encode", watched)
     with emulated_cuda():
-        found = build("cuda", second)
+        root = build("cuda", second)
         assert devices == {"cuda"}
-        found.discard(1)
-        work = BuildJob(found)
-        assert Worker(work, 0, 1, device="auto").run() == 0
-        networks = list(vars(work.models.generator.denoiser.pipeline).values())
-        weights = [w for part in networks if isinstance(part, nn.Module) for w in part.parameters()]
+        root.discard(1)
+        job = BuildJob(root)
+        assert Worker(job, 0, 1, device="auto").run() == 0
+        networks = list(vars(job.models.generator.denoiser.pipeline).values())
+        weights = [
+            w
+            for network in networks
+            if isinstance(network, nn.Module)
+            for w in network.parameters()
+        ]
         assert weights
         assert {weight.device.type for weight in weights} == {"cuda"}
-    assert_same_shards(found, expected)
+    assert_same_shards(root, expected)
     name = "prototypes.safetensors"
-    assert found.store.get(name) == expected.store.get(name)
+    assert root.store.get(name) == expected.store.get(name)
 
 
 def test_labels_of_another_clip_are_those_of_the_cpu(build, other_clip, tmp_path):
@@ -419,12 +431,12 @@ def assert_same_run(run: Path, other: Path) -> None:
 def test_trainings_and_their_figures_are_those_of_the_cpu(settings, train_on):
     expected = train_on("cpu", *RUNS[settings])
     with emulated_cuda():
-        found = train_on("cuda", *RUNS[settings])
-        assert_same_run(found, expected)
-        settings = prepare_evaluation(found, ["evaluation.bins=10"], device="cuda")
-        again = measure_run(settings, found, device="cuda", fresh=True)
+        run = train_on("cuda", *RUNS[settings])
+        assert_same_run(run, expected)
+        settings = prepare_evaluation(run, ["evaluation.bins=10"], device="cuda")
+        evaluation = measure_run(settings, run, device="cuda", fresh=True)
     evaluate_run(expected, device="cpu", fresh=True)
-    assert [row["plain"]["nll"] for row in again["rows"]] == [
+    assert [row["plain"]["nll"] for row in evaluation["rows"]] == [
         row["plain"]["nll"]
         for row in json.loads((expected / "evaluation.json").read_text())["rows"]
     ]
@@ -453,33 +465,33 @@ def test_every_method_trains_on_the_device(method, train_on):
 def test_half_precision_trains_the_network_and_keeps_the_rest_in_float32(
     precision, train_on, monkeypatch
 ):
-    conv2d, seen = functional.conv2d, set()
+    conv2d, outputs = functional.conv2d, set()
 
     def watched(*args: torch.Tensor, **kwargs: object) -> torch.Tensor:
-        found = conv2d(*args, **kwargs)
-        seen.add((torch.is_grad_enabled(), found.dtype, found.device.type))
-        return found
+        result = conv2d(*args, **kwargs)
+        outputs.add((torch.is_grad_enabled(), result.dtype, result.device.type))
+        return result
 
     monkeypatch.setattr(functional, "conv2d", watched)
     with emulated_cuda():
         run = train_on("cuda", f"mixed_precision={precision}", *SHORT)
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    assert (True, half, "cuda") in seen
-    assert (False, torch.float32, "cuda") in seen  # measured without
+    half_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert (True, half_dtype, "cuda") in outputs
+    assert (False, torch.float32, "cuda") in outputs  # measured without
     weights = load_file(run / "seed-0" / "model.safetensors").values()
     assert {w.dtype for w in weights if w.is_floating_point()} == {torch.float32}
     assert all(0 < line["loss"] < 10 for line in history(run) if line["stage"] == "head")
 
 
 def test_a_training_that_was_stopped_in_an_epoch_goes_on_bit_for_bit(train_on, tmp_path):
-    """Of a head whose latents the device draws; its generator's state is kept."""
+    """The head's latents are drawn on the device, whose generator's state is saved."""
     overrides = ("mixed=null", "head.method=vtst")
     with emulated_cuda():
-        whole = train_on("cuda", *overrides).rename(tmp_path / "whole")
+        unbroken = train_on("cuda", *overrides).rename(tmp_path / "whole")
         with pytest.raises(Interrupted, match="head: stopped in epoch 1 after step 2"):
             train_on("cuda", *overrides, stop=stop_after(2, steps=2))
         torch.randn(3, device="cuda")
-        assert_same_run(train_on("cuda", *overrides), whole)
+        assert_same_run(train_on("cuda", *overrides), unbroken)
 
 
 def test_an_audits_judge_works_on_the_device(train_on):
@@ -494,7 +506,7 @@ def test_an_audits_judge_works_on_the_device(train_on):
 
 
 class Copies(TorchDispatchMode):
-    """Counts what is copied from the CPU to the device, each of which makes the CPU wait."""
+    """Counts copies from the CPU to the device; each makes the CPU wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -502,9 +514,9 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.overloadpacket.__name__ in ("_to_copy", "to"):  # the latter in inference mode
-            found = func(*args, **(kwargs or {}))
-            self.count += (args[0].device.type, found.device.type) == ("cpu", "cuda")
-            return found
+            result = func(*args, **(kwargs or {}))
+            self.count += (args[0].device.type, result.device.type) == ("cpu", "cuda")
+            return result
         return func(*args, **(kwargs or {}))
 
 
@@ -526,9 +538,9 @@ def test_steps_copy_nothing_to_the_device(model, request):
         generator = load_generator(config, device="cuda", names=["dog", "crane"])
         condition = generator.encode(["dog", "crane"])
         noise = initial_noise([0, 1], generator.latent_shape)
-        with Copies() as made:
+        with Copies() as copied:
             generator.sample(noise, condition)
-        return made.count
+        return copied.count
 
     with emulated_cuda():
         assert copies(2) == copies(5) == 2  # noise and schedule
@@ -544,11 +556,11 @@ def test_inversion_copies_nothing_to_the_device(model, request):
         condition = generator.encode(["dog", "crane"])
         noise = initial_noise([0, 1], generator.latent_shape).to("cuda")
         pair = ddim_pair(generator.scheduler)
-        with torch.no_grad(), Copies() as made:
+        with torch.no_grad(), Copies() as copied:
             inversion_stability(
                 noise, condition, predict=generator.predict, schedulers=pair, steps=steps
             )
-        return made.count
+        return copied.count
 
     with emulated_cuda():
         assert copies(2) == copies(5) == 2  # of the two schedules
@@ -560,6 +572,6 @@ def test_mixtures_of_a_batch_are_copied_to_the_device_at_once(classes):
     groups = [MixGroup(index, tuple(range(classes)), 0, weights) for index in range(6)]
     with emulated_cuda():
         embeddings = Conditioning(torch.randn(3, 2, 4).to("cuda"), torch.randn(3, 4).to("cuda"))
-        with Copies() as made:
+        with Copies() as copied:
             conditions(groups, embeddings, "linear")
-    assert made.count == 1
+    assert copied.count == 1

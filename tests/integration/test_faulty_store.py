@@ -22,24 +22,26 @@ STEPS = ("publish", "put", "create")  # how a shard's files reach the store, in 
 def test_a_fifth_of_all_requests_fail(tiny, unbroken, bucket, faulty_s3):
     root = tiny.start(f"{bucket}/mixed")
     faulty_s3.fail(errors=0.1, lost=0.05, cut_answers=0.03, cut_requests=0.02)
-    done = tiny.finish(root)
-    assert contents(done) == unbroken
-    assert damage(done, full=True) == []
+    finished = tiny.finish(root)
+    assert contents(finished) == unbroken
+    assert damage(finished, full=True) == []
     assert sum(faulty_s3.done.values()) >= 5
 
 
 def test_labels_are_made_and_baked_while_a_fifth_of_all_requests_fail(
     tiny, bucket, faulty_s3, tmp_path
 ):
-    quiet = relabelled(tiny.finish(tiny.start(str(tmp_path / "mixed"))), str(tmp_path / "baked"))
+    quiet = relabel_and_bake(
+        tiny.finish(tiny.start(str(tmp_path / "mixed"))), str(tmp_path / "baked")
+    )
     root = tiny.finish(tiny.start(f"{bucket}/mixed"))
     faulty_s3.fail(errors=0.1, lost=0.05, cut_answers=0.03, cut_requests=0.02)
-    assert relabelled(root, f"{bucket}/baked") == quiet
+    assert relabel_and_bake(root, f"{bucket}/baked") == quiet
     assert sum(faulty_s3.done.values()) >= 5
 
 
-def relabelled(root: Root, url: str) -> dict[str, object]:
-    """What a root holds into which other labels are baked."""
+def relabel_and_bake(root: Root, url: str) -> dict[str, object]:
+    """Relabel a root and bake it into `url`; returns the contents of the baked root."""
     config = relabelled_config(root, ["annotation.rule=similarity"])
     labels = plan_set(root, config)
     ensure_set_prototypes(labels, device="cpu")
@@ -57,12 +59,12 @@ def relabelled(root: Root, url: str) -> dict[str, object]:
 def test_killed_around_a_request(tiny, unbroken, bucket, step, after):
     root = tiny.start(f"{bucket}/mixed")
     tiny.make(root, 0)
-    real = getattr(Store, step)
+    original = getattr(Store, step)
 
     def dying(*arguments, **options):
         if not after:
             die()
-        real(*arguments, **options)
+        original(*arguments, **options)
         die()
 
     def work() -> None:
@@ -70,10 +72,10 @@ def test_killed_around_a_request(tiny, unbroken, bucket, step, after):
             tiny.make(Root(root.url), 1)
 
     assert in_child(work) == -signal.SIGKILL
-    seen = Root(root.url)
-    assert 0 in seen.done()
-    assert damage(seen, full=True) == []
-    assert contents(tiny.finish(seen)).items() >= unbroken.items()
+    reopened = Root(root.url)
+    assert 0 in reopened.done()
+    assert damage(reopened, full=True) == []
+    assert contents(tiny.finish(reopened)).items() >= unbroken.items()
 
 
 @pytest.mark.parametrize(

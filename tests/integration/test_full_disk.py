@@ -26,14 +26,14 @@ PAGE = 4096
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system of its own; needs the right to mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
-    found = subprocess.run(mount, capture_output=True, text=True)
-    if found.returncode:
-        pytest.skip(f"no file system can be mounted here: {found.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
 
 
 def resize(disk: Path, size: str) -> None:
@@ -54,16 +54,16 @@ def test_a_build_on_a_full_disk_fails_by_name_and_goes_on_later(tiny, unbroken, 
     with pytest.raises(OSError, match="No space left on device"):
         for shard in root.missing():
             tiny.make(root, shard)
-    seen = Root(root.url)
-    assert damage(seen, full=True) == []
-    assert contents(seen).items() >= before.items()
+    reopened = Root(root.url)
+    assert damage(reopened, full=True) == []
+    assert contents(reopened).items() >= before.items()
     assert not list(disk.rglob("*.partial"))
     resize(disk, "16m")
-    assert contents(tiny.finish(seen)) == unbroken
+    assert contents(tiny.finish(reopened)) == unbroken
 
 
 def test_a_build_that_cannot_fit_is_refused_before_it_starts(hasty_config, disk, tmp_path):
-    """By the very words of its check."""
+    """With the message of its check."""
     large = altered(hasty_config, "mixing.groups_per_pair=400")
     path, out = tmp_path / "build.yaml", disk / "mixed"
     path.write_text(large.model_dump_json(exclude_defaults=True))
@@ -113,8 +113,8 @@ def test_every_restart_on_a_full_disk_has_a_line_with_its_cause(full, prefect_ap
         [error] = one()
     assert isinstance(error, WorkerLost)
     cause = f"slot 0: its worker ended: exit status 75: [^\n]*disk full at {full.url}"
-    ours = [r.getMessage() for r in caplog.records if r.name == "semix.build"]
-    lines = [message for message in ours if "its worker ended" in message]
+    messages = [r.getMessage() for r in caplog.records if r.name == "semix.build"]
+    lines = [message for message in messages if "its worker ended" in message]
     for number, line in enumerate(lines[:RETRIES], start=1):
         assert re.match(rf"{cause}[^\n]*; restart {number} of {RETRIES} in 0 s$", line)
     assert len(lines) >= RETRIES and re.match(cause, str(error))

@@ -1,4 +1,4 @@
-"""The wheel alone, outside the clone, run where a user's own files have our folders' names."""
+"""The wheel alone, outside the clone, in a folder whose files have our packages' names."""
 
 import json
 import os
@@ -32,7 +32,7 @@ NOWHERE = "/dev/null/home"  # nobody can write there, root included
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the sources, so that nothing is written beside them."""
+    """The wheel, built from a copy of the sources, so that nothing is written beside them."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         ignored = shutil.ignore_patterns("__pycache__")
@@ -74,9 +74,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def variables(tmp_path: Path) -> Mapping[str, str]:
     """An account whose home cannot be written; the caches lie elsewhere."""
-    kept = {key: os.environ[key] for key in ("PATH", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
+    inherited = {key: os.environ[key] for key in ("PATH", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
     caches = {"SEMIX_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "prefect")}
-    return {**kept, **caches, "HOME": NOWHERE, "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
+    return {**inherited, **caches, "HOME": NOWHERE, "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def run(environment: Path, users: Path, variables: Mapping[str, str]) -> Iterato
     def files() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in package.rglob("*") if path.is_file()}
 
-    def ran(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def run_program(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [environment / "bin" / program, *arguments]
         return subprocess.run(
             command, cwd=users, env=dict(variables), capture_output=True, text=True, check=False
         )
 
     before = files()
-    yield ran
+    yield run_program
     assert {path: at for path, at in files().items() if path.suffix != ".pyc"} == {
         path: at for path, at in before.items() if path.suffix != ".pyc"
     }
@@ -104,22 +104,22 @@ def test_the_wheel_holds_one_package_with_all_that_it_reads(wheel: Path):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name.partition("/")[0] for name in names} == {"semix", f"{wheel.name[:-17]}.dist-info"}
     for folder in SOURCES:
-        below = CHECKOUT / folder
+        source = CHECKOUT / folder
         prefix = "semix/" if folder == "semix" else f"semix/{folder}/"
-        wanted = {
-            prefix + path.relative_to(below).as_posix()
-            for path in below.rglob("*")
+        expected = {
+            prefix + path.relative_to(source).as_posix()
+            for path in source.rglob("*")
             if path.is_file() and "__pycache__" not in path.parts
         }
-        assert wanted <= names
+        assert expected <= names
     assert "semix/py.typed" in names and "semix/configs/quickstart/csm.yaml" in names
 
 
 def test_a_users_own_files_are_neither_imported_nor_in_the_way(run: Run):
     public = "import semix; [getattr(semix, name) for name in semix.__all__]; print(semix.__file__)"
-    done = run("python", "-c", public)
-    assert done.returncode == 0, done.stderr
-    assert "site-packages/semix/__init__.py" in done.stdout
+    completed = run("python", "-c", public)
+    assert completed.returncode == 0, completed.stderr
+    assert "site-packages/semix/__init__.py" in completed.stdout
 
 
 def test_the_whole_way_from_a_config_to_a_report(run: Run, hasty_config, tmp_path: Path):
@@ -133,16 +133,16 @@ def test_the_whole_way_from_a_config_to_a_report(run: Run, hasty_config, tmp_pat
         ("train", str(train), "--out", runs, "--device", "cpu"),
         ("report", runs, "--out", str(tmp_path / "page.html")),
     ):
-        done = run("semix", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = run("semix", *arguments)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "quick" in (tmp_path / "page.html").read_text()
 
 
 def test_the_quickstart_finds_its_settings(environment, users, variables, tmp_path: Path):
     """It is stopped once its first training has begun."""
     command = [environment / "bin" / "semix", "quickstart", "--out", tmp_path / "story"]
-    with (tmp_path / "said").open("w") as said:
-        child = subprocess.Popen(command, cwd=users, env=dict(variables), stdout=said, stderr=said)
+    with (tmp_path / "said").open("w") as log:
+        child = subprocess.Popen(command, cwd=users, env=dict(variables), stdout=log, stderr=log)
         try:
             while not (tmp_path / "story" / "runs" / "ce" / "config.json").is_file():
                 assert child.poll() is None, (tmp_path / "said").read_text()
@@ -159,25 +159,25 @@ def test_a_hint_names_the_wheel_that_is_installed(run: Run, wheel: Path):
 
 def test_another_package_of_the_same_import_name_is_named(run: Run, environment: Path):
     site = next(environment.glob("lib/python*/site-packages"))
-    other = site / "semix-0.1.2.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: semix\nVersion: 0.1.2\n")
+    other_package = site / "semix-0.1.2.dist-info"
+    other_package.mkdir()
+    (other_package / "METADATA").write_text("Metadata-Version: 2.1\nName: semix\nVersion: 0.1.2\n")
     try:
-        done = run("semix", "--help")
-        assert done.returncode == 1
-        assert f"{other}: the distribution `semix` is another package" in done.stderr
-        assert f"`pip uninstall semix`, then install {DISTRIBUTION} again" in done.stderr
+        completed = run("semix", "--help")
+        assert completed.returncode == 1
+        assert f"{other_package}: the distribution `semix` is another package" in completed.stderr
+        assert f"`pip uninstall semix`, then install {DISTRIBUTION} again" in completed.stderr
     finally:
-        shutil.rmtree(other)
+        shutil.rmtree(other_package)
 
 
 def test_a_type_checker_sees_the_public_names(environment: Path, tmp_path: Path):
-    """Of our modules alone: reading torch takes it minutes."""
+    """It reads our modules alone: torch would take it minutes."""
     script, settings = tmp_path / "typed.py", tmp_path / "mypy.ini"
     script.write_text("import semix\n\nreveal_type(semix.Root)\nsemix.build(3)\n")
     settings.write_text("[mypy]\nfollow_imports = skip\n[mypy-semix.*]\nfollow_imports = silent\n")
     python = environment / "bin" / "python"
     command = [sys.executable, "-m", "mypy", "--python-executable", python, script.name]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
-    assert "def (url: " in said and "semix.data.root.Root" in said, said
-    assert 'Argument 1 to "build" has incompatible type "int"' in said
+    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert "def (url: " in output and "semix.data.root.Root" in output, output
+    assert 'Argument 1 to "build" has incompatible type "int"' in output

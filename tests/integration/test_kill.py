@@ -34,7 +34,7 @@ def start(config, out, api: str, *, slots: int = 2) -> subprocess.Popen:
     )
 
 
-def written(config, tmp_path) -> Path:
+def write_config(config, tmp_path) -> Path:
     file = tmp_path / "build.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     return file
@@ -44,23 +44,23 @@ def survive(kills: int, file: Path, unbroken: Root, api: str, *, longest_s: floa
     """Kill the build `kills` times, let it finish, and compare it with an unbroken one.
 
     Args:
-        longest_s: from a sign of life to the kill, which comes before that.
+        longest_s: at most so many seconds pass from a sign of life to the kill.
     """
     out = file.parent / "killed"
-    rng, done = random.Random(kills), []
+    rng, committed = random.Random(kills), []
     for _ in range(kills):
         process = start(file, out, api)
-        wait_for_life(out, done_before=done[-1] if done else 0, process=process)
+        wait_for_life(out, done_before=committed[-1] if committed else 0, process=process)
         time.sleep(rng.uniform(0, longest_s))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        done.append(len(Root(str(out)).done()))
+        committed.append(len(Root(str(out)).done()))
     process = start(file, out, api)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert done == sorted(done), "a committed shard was lost"
+    assert committed == sorted(committed), "a committed shard was lost"
     root = Root(str(out))
-    assert done[-1] < root.plan.num_shards, "killed too late"
+    assert committed[-1] < root.plan.num_shards, "killed too late"
     assert files_of(root) == files_of(unbroken)
     assert damage(root, full=True) == []
     assert root.failures() == {}
@@ -68,7 +68,7 @@ def survive(kills: int, file: Path, unbroken: Root, api: str, *, longest_s: floa
 
 
 def wait_for_life(out, *, done_before: int, process: subprocess.Popen) -> None:
-    """Until the workers are at it: one more shard committed, or a staged file in the store."""
+    """Wait until workers make shards: one more is committed, or a file is staged."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         records = len(list(out.rglob("shards/**/*[0-9].json")))
@@ -81,7 +81,7 @@ def wait_for_life(out, *, done_before: int, process: subprocess.Popen) -> None:
 @pytest.mark.timeout(1200)  # twelve starts of the whole command
 def test_ten_kills(make_config, hasty_standins, tmp_path, prefect_api):
     config = make_config(hasty_standins, "generator.steps=30", "shards.groups_per_shard=1")
-    file, unbroken = written(config, tmp_path), tmp_path / "unbroken"
+    file, unbroken = write_config(config, tmp_path), tmp_path / "unbroken"
     assert start(file, unbroken, prefect_api).wait(240) == 0
     survive(10, file, Root(str(unbroken)), prefect_api, longest_s=1.5)
 
@@ -91,24 +91,26 @@ def test_ten_kills(make_config, hasty_standins, tmp_path, prefect_api):
 def test_twenty_preemptions_lose_at_most_a_shard_each(
     make_config, hasty_standins, tmp_path, prefect_api
 ):
-    """The machine is gone at once, driver and worker; the same command goes on on another."""
+    """Driver and worker are killed at once; the same command goes on on another machine."""
     config = make_config(hasty_standins, "generator.steps=30", "shards.groups_per_shard=1")
-    file, out, rng = written(config, tmp_path), tmp_path / "spot", random.Random(20)
-    done, lost = [0], []
+    file, out, rng = write_config(config, tmp_path), tmp_path / "spot", random.Random(20)
+    committed, shards_lost = [0], []
     for _ in range(20):
         process = start(file, out, prefect_api, slots=1)
-        wait_for_life(out, done_before=done[-1], process=process)
+        wait_for_life(out, done_before=committed[-1], process=process)
         time.sleep(rng.uniform(0, 0.6))
         for victim in [*below(process.pid), psutil.Process(process.pid)]:
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
         process.wait()
         root = Root(str(out))
-        done.append(len(root.done()))
-        begun = {path.name.split(".")[0] for path in out.rglob("*.partial")}
-        lost.append(len(begun - {f"{shard:07d}" for shard in root.done()}))
-    assert done == sorted(done) and done[-1] < root.plan.num_shards, "killed too late"
-    assert max(lost) == 1, lost
+        committed.append(len(root.done()))
+        staged = {path.name.split(".")[0] for path in out.rglob("*.partial")}
+        shards_lost.append(len(staged - {f"{shard:07d}" for shard in root.done()}))
+    assert committed == sorted(committed) and committed[-1] < root.plan.num_shards, (
+        "killed too late"
+    )
+    assert max(shards_lost) == 1, shards_lost
     process = start(file, out, prefect_api, slots=1)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors

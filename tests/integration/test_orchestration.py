@@ -59,21 +59,21 @@ class Server:
 
     def _ready(self) -> bool:
         try:
-            with urlopen(f"{self.url}/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
+            with urlopen(f"{self.url}/ready", timeout=5) as response:
+                return bool(response.status == 200)
         except OSError:
             return False
 
 
 def server_settings() -> dict[str, str]:
-    """Those of the page on servers."""
+    """The settings of docker/server.env."""
     lines = (Path(__file__).parents[2] / "docker" / "server.env").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     return {**settings, "PREFECT_CLI_PROMPT": "false"}
 
 
 class Watch:
-    """Looks at a root from outside: which process began which shard, what is committed.
+    """Watches a root from outside: which process began which shard, what is committed.
 
     Attributes:
         begun: (shard, process) of every lease seen on a shard that was not committed.
@@ -86,7 +86,7 @@ class Watch:
 
     def held(self) -> dict[int, int]:
         """Processes by the shard that they hold and have not committed."""
-        found = {}
+        processes = {}
         for name in self.root.store.list("leases"):
             try:
                 note = self.root.store.get(name)
@@ -94,9 +94,9 @@ class Watch:
                 continue
             shard = int(Path(name).stem) if Path(name).stem.isdigit() else None
             if shard is not None and not self.root.is_committed(shard):
-                found[shard] = json.loads(note)["pid"]
-        self.begun |= set(found.items())
-        return found
+                processes[shard] = json.loads(note)["pid"]
+        self.begun |= set(processes.items())
+        return processes
 
     def done(self) -> int:
         return len(self.root.done())
@@ -104,7 +104,7 @@ class Watch:
 
 @contextmanager
 def watching(url: str) -> Iterator[Watch]:
-    """A watch that looks all the time, in a thread of its own."""
+    """A watch that reads the leases all the time, in a thread of its own."""
     watch, over = Watch(url), threading.Event()
 
     def look() -> None:
@@ -121,7 +121,7 @@ def watching(url: str) -> Iterator[Watch]:
 
 
 def kill_tree(pid: int) -> list[int]:
-    """SIGKILL a process and all below it, at once as far as that goes; those that it hit."""
+    """SIGKILL a process and its descendants; returns their pids."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -143,7 +143,7 @@ def build(config: Path, out: str, server: Server, log: Path) -> subprocess.Popen
 
 
 def quiet_run(config, folder: Path) -> dict[str, object]:
-    """What one worker makes that nobody disturbs, and without Prefect."""
+    """The contents of a root that one worker makes undisturbed, without Prefect."""
     root = create_root(config, str(folder))
     ensure_prototypes(root, device="cpu")
     assert worker([root.url, "--device", "cpu"]) == 0

@@ -1,4 +1,4 @@
-"""The whole quickstart, killed while it builds: it ends, and its images are what was asked for."""
+"""The whole quickstart, killed while it builds: it goes on, and its images are as requested."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from sklearn.svm import SVC
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def begun(out: Path) -> "subprocess.Popen[bytes]":
+def start_quickstart(out: Path) -> "subprocess.Popen[bytes]":
     command = [
         sys.executable,
         "-m",
@@ -37,17 +37,17 @@ def begun(out: Path) -> "subprocess.Popen[bytes]":
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("story") / "quickstart"
-    first = begun(folder)
+    killed = start_quickstart(folder)
     while not list(folder.glob(f"{RANDOM}/shards/*/*.tar")):
-        assert first.poll() is None, (folder.parent / "printed").read_text()
+        assert killed.poll() is None, (folder.parent / "printed").read_text()
         time.sleep(0.1)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
     models = list((folder / "standins").glob("*/diffusion"))
-    made = {path: path.stat().st_mtime_ns for path in folder.glob(f"{RANDOM}/shards/*/*.tar")}
-    assert begun(folder).wait() == 0, (folder.parent / "printed").read_text()
+    tars = {path: path.stat().st_mtime_ns for path in folder.glob(f"{RANDOM}/shards/*/*.tar")}
+    assert start_quickstart(folder).wait() == 0, (folder.parent / "printed").read_text()
     assert list((folder / "standins").glob("*/diffusion")) == models
-    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert {path: path.stat().st_mtime_ns for path in tars} == tars
     return folder
 
 
@@ -61,15 +61,15 @@ def flat(images) -> np.ndarray:
 
 
 def test_every_method_is_in_its_report(out):
-    shown = json.loads((out / "report.json").read_text())
-    assert len(shown["methods"]) == len(METHODS) + 1  # a head stage is a method of its own
+    report = json.loads((out / "report.json").read_text())
+    assert len(report["methods"]) == len(METHODS) + 1  # a head stage is a method of its own
     assert (out / "report.html").is_file() and (out / "series.png").is_file()
     assert len(MixedDataset(str(out / SELECTED)).weights) == 135
 
 
 def test_a_second_run_makes_nothing(out):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    assert begun(out).wait() == 0
+    assert start_quickstart(out).wait() == 0
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
@@ -78,18 +78,18 @@ def test_end_points_show_their_class_to_one_who_saw_real_digits_only(mixed, digi
     assert judge.score(flat(digits.test.images()), digits.test.targets) > 0.95
     group, position, intended = end_points(mixed.mixtures, mixed.classes)
     predicted = torch.from_numpy(judge.predict(flat(mixed.images[group, position])))
-    found = endpoint_agreement(predicted, intended)
-    assert found["images"] == 270
-    assert found["share"] >= 0.9
+    agreement = endpoint_agreement(predicted, intended)
+    assert agreement["images"] == 270
+    assert agreement["share"] >= 0.9
 
 
 def test_clip_weights_follow_alpha(mixed):
-    found = series_quality(mixed.alphas, mixed.weights)
-    assert found.series == 135
-    assert found.median >= 0.9
+    quality = series_quality(mixed.alphas, mixed.weights)
+    assert quality.series == 135
+    assert quality.median >= 0.9
 
 
 def test_images_between_the_ends_are_between_them(mixed):
-    """Not a copy of one end: the middle of a series lies strictly between in CLIP's eyes."""
+    """Images inside a series copy neither end: their CLIP weights lie between."""
     between = ((mixed.weights > 0.1) & (mixed.weights < 0.9)).any(dim=1)
     assert between.float().mean() > 0.5

@@ -1,4 +1,4 @@
-"""Two hosts on one root, a part each; one of them dies for good."""
+"""Two hosts on one root, one range each; one of them dies for good."""
 
 import os
 import signal
@@ -32,31 +32,31 @@ def many(make_config, hasty_standins, tmp_path_factory) -> Tiny:
 def host(
     name: str, tiny: Tiny, url: str, log: Path, *, part: Partition, dies_at: int | None
 ) -> None:
-    """One worker's whole life on a host of that name, its lines into `log`.
+    """Run one worker to its end on a host of that name; its lines go into `log`.
 
     Args:
-        dies_at: killed as it makes its shard of this number, counted from 0.
+        dies_at: kill it while it makes its shard of this number, counted from 0.
     """
     socket.gethostname = lambda: name
-    leases.TIME_TO_LIVE = 3.0  # seconds; nobody here renews so seldom
-    work = BuildJob(Root(url))
-    work.models, work.load = tiny.models, lambda **_: None  # they came with the fork
-    make, made = work.make, []
+    leases.TIME_TO_LIVE = 3.0  # seconds; living hosts renew more often
+    job = BuildJob(Root(url))
+    job.models, job.load = tiny.models, lambda **_: None  # they came with the fork
+    make, shards_made = job.make, []
 
     def make_or_die(shard: int, *, heartbeat) -> str:
-        if len(made) == dies_at:
+        if len(shards_made) == dies_at:
             while len(log.read_text().splitlines()) < dies_at:  # the one before is published
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
-        made.append(shard)
+        shards_made.append(shard)
         return make(shard, heartbeat=heartbeat)
 
-    work.make = make_or_die  # type: ignore[method-assign]
+    job.make = make_or_die  # type: ignore[method-assign]
     with log.open("a", buffering=1) as lines, redirect_stdout(lines):
-        assert Worker(work, 0, 1, device="cpu", part=part).run() == 0
+        assert Worker(job, 0, 1, device="cpu", part=part).run() == 0
 
 
-def made(log: Path) -> list[int]:
+def shards_in(log: Path) -> list[int]:
     return [int(line.split()[1].rstrip(":")) for line in log.read_text().splitlines()]
 
 
@@ -80,12 +80,12 @@ def test_parts_are_shared_and_a_dead_hosts_is_taken_up(many, tmp_path, dies_at):
     ends = [wait(child) for child in children]
     assert ends == [0, 0 if dies_at is None else -signal.SIGKILL]
     assert contents(Root(root.url)) == quiet
-    first, second = (made(log) for log in logs)
-    assert Counter(first + second) == Counter(range(SHARDS))  # each once
-    assert min(first) < SHARDS // 2 <= min(second[:4])
+    first_shards, second_shards = (shards_in(log) for log in logs)
+    assert Counter(first_shards + second_shards) == Counter(range(SHARDS))  # each once
+    assert min(first_shards) < SHARDS // 2 <= min(second_shards[:4])
     if dies_at:
-        assert len(second) == dies_at
-        # Of the dead host's part, its unmade rest; the shard it held came last.
-        assert set(range(SHARDS // 2, SHARDS)) - set(second) <= set(first)
-        assert first[-1] == SHARDS // 2 + dies_at
+        assert len(second_shards) == dies_at
+        # The other host makes the rest of the dead host's range; the shard it held comes last.
+        assert set(range(SHARDS // 2, SHARDS)) - set(second_shards) <= set(first_shards)
+        assert first_shards[-1] == SHARDS // 2 + dies_at
     assert Root(root.url).store.list("leases") == []

@@ -1,4 +1,4 @@
-"""The processes of docker/compose.yaml by hand: server, workers and store, some of them killed."""
+"""The services of docker/compose.yaml as processes: server, workers, store; some are killed."""
 
 import subprocess
 import sys
@@ -31,8 +31,8 @@ PATIENCE_S = 400
 
 @pytest.fixture(scope="module")
 def servers(s3_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    with team(tmp_path_factory.mktemp("team"), s3_server) as found:
-        yield found
+    with team(tmp_path_factory.mktemp("team"), s3_server) as team_servers:
+        yield team_servers
 
 
 @contextmanager
@@ -40,13 +40,13 @@ def as_client(servers: Team, key: str) -> Iterator[Any]:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    ours = {PREFECT_API_URL: servers.url, PREFECT_API_AUTH_STRING: key}
-    with temporary_settings(ours), get_client(sync_client=True) as client:
+    settings = {PREFECT_API_URL: servers.url, PREFECT_API_AUTH_STRING: key}
+    with temporary_settings(settings), get_client(sync_client=True) as client:
         yield client
 
 
 def start_build(servers: Team, **parameters: Any) -> str:
-    """Ask for a run of the deployment; its id."""
+    """Start a run of the deployment; returns its id."""
     with as_client(servers, servers.key) as client:
         deployment = client.read_deployment_by_name("semix-build/semix")
         run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
@@ -58,10 +58,10 @@ def state(servers: Team, run: str) -> str:
         return str(client.read_flow_run(run).state_name)
 
 
-def ended(servers: Team, run: str) -> str:
-    """The name of its last state."""
-    last = ("Completed", "Failed", "Crashed", "Cancelled")
-    until(lambda: state(servers, run) in last, every_s=1)
+def last_state(servers: Team, run: str) -> str:
+    """Wait until a run ends; returns the name of its last state."""
+    final_states = ("Completed", "Failed", "Crashed", "Cancelled")
+    until(lambda: state(servers, run) in final_states, every_s=1)
     return state(servers, run)
 
 
@@ -72,14 +72,14 @@ def until(condition: Callable[[], object], *, every_s: float = 0.05) -> None:
         time.sleep(every_s)
 
 
-def written(config: BuildConfig, folder: Path) -> str:
+def write_config(config: BuildConfig, folder: Path) -> str:
     file = folder / "build.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     return str(file)
 
 
 def make_bucket(servers: Team, folder: Path) -> str:
-    """What compose's service `bucket` does."""
+    """Make the store's bucket, as compose's service `bucket` does; returns its URL."""
     python, *arguments = servers.shipped.command("bucket")
     assert python == "python"
     environment = servers.shipped.environment("bucket", folder)
@@ -102,11 +102,11 @@ def test_only_the_key_opens_the_server(servers: Team, key, told):
 def test_forged_requests_are_refused(servers: Team):
     """A page of another origin is told no token, and without a token nothing is changed."""
     forged = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "POST"}
-    asked = httpx.options(f"{servers.url}/flows/filter", headers=forged)
-    assert "access-control-allow-origin" not in asked.headers
+    preflight = httpx.options(f"{servers.url}/flows/filter", headers=forged)
+    assert "access-control-allow-origin" not in preflight.headers
     auth = tuple(servers.key.split(":"))
-    answer = httpx.post(f"{servers.url}/flows/filter", json={}, auth=auth)
-    assert answer.status_code == 403 and "CSRF" in answer.text
+    response = httpx.post(f"{servers.url}/flows/filter", json={}, auth=auth)
+    assert response.status_code == 403 and "CSRF" in response.text
 
 
 def test_the_settings_are_in_force(servers: Team):
@@ -128,9 +128,9 @@ def test_a_deployment_is_built_on_the_team_server(
     with as_client(servers, servers.key):
         register("build", "semix")
     with servers.worker("builder"):
-        config = written(hasty_config, tmp_path)
+        config = write_config(hasty_config, tmp_path)
         run = start_build(servers, out=out, config=config, slots=1, device="cpu")
-        assert ended(servers, run) == "Completed", (servers.folder / "builder.log").read_text()
+        assert last_state(servers, run) == "Completed", (servers.folder / "builder.log").read_text()
     assert contents(Root(out)) == contents(built)
     assert servers.redis_keys(0) and servers.redis_keys(1)  # events, and the server's own work
 
@@ -149,22 +149,24 @@ def test_a_build_survives_its_workers(servers: Team, make_config, hasty_standins
     ensure_prototypes(quiet, device="cpu")
     assert quiet_worker([quiet.url, "--device", "cpu"]) == 0
     make_bucket(servers, tmp_path)  # again, as at every start
-    out, file = f"{bucket}/mixed", written(config, tmp_path)
+    out, file = f"{bucket}/mixed", write_config(config, tmp_path)
     with as_client(servers, servers.key):
         register("build", "semix")
     root = create_root(config, out)
     with servers.worker("first") as first:
-        lost = start_build(servers, out=out, config=file, slots=1, device="cpu")
+        abandoned = start_build(servers, out=out, config=file, slots=1, device="cpu")
         until(lambda: root.done() and workers_of(first))
         workers_of(first)[0].kill()
-        done = len(root.done())
-        until(lambda: len(root.done()) > done)  # started again
+        num_done = len(root.done())
+        until(lambda: len(root.done()) > num_done)  # started again
         first.kill()
         assert health(servers.worker_environment("first")) != 0
         assert root.missing(), "killed too late to show anything"
     with servers.worker("second"):
         resumed = start_build(servers, out=out, slots=1, device="cpu")
-        assert ended(servers, resumed) == "Completed", (servers.folder / "second.log").read_text()
-    assert state(servers, lost) == "Running"  # nobody was left to say otherwise
+        assert last_state(servers, resumed) == "Completed", (
+            servers.folder / "second.log"
+        ).read_text()
+    assert state(servers, abandoned) == "Running"  # nobody was left to say otherwise
     assert contents(root) == contents(quiet)
     assert damage(root, full=True) == []

@@ -48,7 +48,7 @@ from transformers import (
 
 from tests.pipeline.qwen import qwen_tokenizer
 
-# Any names work; these are one token a word. The digits are what `real: {name: digits}` has.
+# Any names work; every word of these is one token. `real: {name: digits}` has the digits.
 NAMES = ("dog", "crane", "great_white_shark", *class_names(RealDataConfig(name="digits")))
 TEMPLATES = ("a photo of a {class}", "a picture of a {class}", "{class} bird")
 SIZE = 8  # side of the latents; images are twice as large
@@ -79,7 +79,7 @@ def tiny_names() -> tuple[str, ...]:
 def tiny_sd_epsilon(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As Stable Diffusion 1.x: predicts the noise, PNDM, guidance."""
     scheduler = PNDMScheduler(**BETAS, skip_prk_steps=True)
-    return _saved(_stable_diffusion(scheduler), tmp_path_factory)
+    return _save(_stable_diffusion(scheduler), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +88,7 @@ def tiny_sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scheduler = DDIMScheduler(
         **BETAS, clip_sample=False, set_alpha_to_one=False, prediction_type="v_prediction"
     )
-    return _saved(_stable_diffusion(scheduler), tmp_path_factory)
+    return _save(_stable_diffusion(scheduler), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +101,7 @@ def tiny_sd_four_levels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         block_out_channels=(WIDTH // 2, WIDTH, 2 * WIDTH, 2 * WIDTH),
         cross_attention_dim=WIDTH,
     )
-    return _saved(
+    return _save(
         _stable_diffusion(DDIMScheduler(**BETAS, clip_sample=False), unet=unet), tmp_path_factory
     )
 
@@ -109,19 +109,19 @@ def tiny_sd_four_levels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_sd_turbo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As SD-Turbo: Euler with trailing steps."""
-    return _saved(_stable_diffusion(EulerDiscreteScheduler(**TRAILING)), tmp_path_factory)
+    return _save(_stable_diffusion(EulerDiscreteScheduler(**TRAILING)), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def tiny_sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As SDXL: two text encoders, pooled embedding, Euler."""
-    return _saved(_sdxl(EulerDiscreteScheduler(**BETAS)), tmp_path_factory)
+    return _save(_sdxl(EulerDiscreteScheduler(**BETAS)), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def tiny_sdxl_turbo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As SDXL-Turbo: its own scheduler, ancestral Euler, draws noise at each step."""
-    return _saved(_sdxl(EulerAncestralDiscreteScheduler(**TRAILING)), tmp_path_factory)
+    return _save(_sdxl(EulerAncestralDiscreteScheduler(**TRAILING)), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -139,12 +139,12 @@ def tiny_dit(tmp_path_factory: pytest.TempPathFactory) -> Path:
             num_embeds_ada_norm=1000,  # DiTPipeline takes 1000 as the empty label
         )
         vae = _vae()
-    known = [name.replace("_", " ") for name in NAMES]
-    labels = {i: f"{known[i]}, {known[i]} two" if i < len(known) else f"n{i}" for i in range(1000)}
+    words = [name.replace("_", " ") for name in NAMES]
+    labels = {i: f"{words[i]}, {words[i]} two" if i < len(words) else f"n{i}" for i in range(1000)}
     scheduler = DDIMScheduler(clip_sample=False, beta_schedule="linear")
     pipeline = DiTPipeline(transformer, vae, scheduler, id2label=labels)
     pipeline.register_to_config(id2label=labels)  # published models carry it in model_index.json
-    return _saved(pipeline, tmp_path_factory)
+    return _save(pipeline, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -168,7 +168,7 @@ def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
             dual_attention_layers=(0,),
         )
         pipeline = StableDiffusion3Pipeline(
-            transformer=_heeding(transformer),
+            transformer=_amplify_conditioning(transformer),
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
             vae=_flow_vae(),
             text_encoder=_text_encoder(CLIPTextModelWithProjection, first),
@@ -178,21 +178,21 @@ def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
             text_encoder_3=_t5(third),
             tokenizer_3=third,
         )
-    return _saved(pipeline, tmp_path_factory)
+    return _save(pipeline, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def tiny_flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As FLUX.1-dev: packed latents, pooled CLIP and T5, a shift by size, embedded guidance."""
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
-    return _saved(_flux(scheduler, guidance_embeds=True), tmp_path_factory)
+    return _save(_flux(scheduler, guidance_embeds=True), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def tiny_flux_schnell(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As FLUX.1-schnell: no guidance, no shift."""
     scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0)
-    return _saved(_flux(scheduler, guidance_embeds=False), tmp_path_factory)
+    return _save(_flux(scheduler, guidance_embeds=False), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -218,9 +218,9 @@ def tiny_flux2(tmp_path_factory: pytest.TempPathFactory) -> Path:
             vae=vae,
             text_encoder=_qwen(Qwen3ForCausalLM, tokenizer, layers=28),
             tokenizer=tokenizer,
-            transformer=_heeding(transformer),
+            transformer=_amplify_conditioning(transformer),
         )
-    return _saved(pipeline, tmp_path_factory)
+    return _save(pipeline, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -246,9 +246,9 @@ def tiny_z_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
             vae=_flow_vae(),
             text_encoder=_qwen(Qwen3Model, tokenizer, layers=2),
             tokenizer=tokenizer,
-            transformer=_heeding(transformer),
+            transformer=_amplify_conditioning(transformer),
         )
-    return _saved(pipeline, tmp_path_factory)
+    return _save(pipeline, tmp_path_factory)
 
 
 def _qwen(kind: Any, tokenizer: Qwen2Tokenizer, *, layers: int) -> Any:
@@ -288,7 +288,7 @@ def _flux(scheduler: Any, *, guidance_embeds: bool) -> FluxPipeline:
             tokenizer=first,
             text_encoder_2=_t5(second),
             tokenizer_2=second,
-            transformer=_heeding(transformer),
+            transformer=_amplify_conditioning(transformer),
         )
 
 
@@ -310,13 +310,13 @@ def _t5(tokenizer: T5Tokenizer) -> T5EncoderModel:
     )
 
 
-HEEDED = ("add_v_proj", "context_embedder", "text_embedder", "cap_embedder.1", "stream_modulation")
+LAYERS = ("add_v_proj", "context_embedder", "text_embedder", "cap_embedder.1", "stream_modulation")
 
 
-def _heeding(transformer: Any) -> Any:
-    """Untrained, it would hardly heed what it is told."""
+def _amplify_conditioning(transformer: Any) -> Any:
+    """Amplify the layers of the conditioning, which an untrained network would hardly follow."""
     for name, weight in transformer.named_parameters():
-        if any(part in name for part in HEEDED):
+        if any(layer in name for layer in LAYERS):
             weight.data *= 6
     return transformer
 
@@ -327,7 +327,7 @@ def _flow_vae() -> AutoencoderKL:
     )
 
 
-def _saved(pipeline: Any, factory: pytest.TempPathFactory) -> Path:
+def _save(pipeline: Any, factory: pytest.TempPathFactory) -> Path:
     folder = factory.mktemp(type(pipeline).__name__)
     pipeline.save_pretrained(folder, safe_serialization=True)
     return folder
@@ -350,7 +350,7 @@ def _stable_diffusion(scheduler: Any, unet: Any = None) -> StableDiffusionPipeli
 
 def _sdxl(scheduler: Any) -> StableDiffusionXLPipeline:
     first, second = _tokenizer(), _tokenizer()
-    second.pad_token = "!"  # SDXL's second encoder pads otherwise than its first
+    second.pad_token = "!"  # SDXL's second encoder pads with another token than its first
     with seeded(0):
         return StableDiffusionXLPipeline(
             vae=_vae(),
@@ -407,7 +407,7 @@ def _unet(**settings: Any) -> UNet2DConditionModel:
         "attention_head_dim": 2,  # the number of heads, whatever diffusers calls it
     }
     unet = UNet2DConditionModel(**two_levels | settings)
-    # Untrained, it would hardly heed what it is told.
+    # An untrained network would hardly follow its conditioning.
     for name, weight in unet.named_parameters():
         if "attn2.to_v" in name:
             weight.data *= 6

@@ -117,7 +117,7 @@ def configs_of(folder: Path, pipeline: str, networks: dict[str, tuple[str, dict]
     """A model directory with the configs that a hub repository has, and no weights.
 
     Args:
-        networks: by part, the class and its config.
+        networks: class and config of each network, by its folder.
     """
     flow = "transformer" in networks and pipeline != "DiTPipeline"
     vae = ("AutoencoderKL", VAE | FLOW_VAE if flow else VAE)
@@ -125,21 +125,21 @@ def configs_of(folder: Path, pipeline: str, networks: dict[str, tuple[str, dict]
     scheduler = FlowMatchEulerDiscreteScheduler() if flow else DDIMScheduler()
     scheduler.save_pretrained(folder / "scheduler")
     index = {"_class_name": pipeline, "scheduler": ["diffusers", type(scheduler).__name__]}
-    for part, (kind, settings) in networks.items():
+    for name, (kind, settings) in networks.items():
         library = "transformers" if kind.startswith(("CLIP", "T5", "Qwen3")) else "diffusers"
-        index[part] = [library, kind]
-        write(folder / part / "config.json", _class_name=kind, **settings)
+        index[name] = [library, kind]
+        write(folder / name / "config.json", _class_name=kind, **settings)
         if kind.startswith("T5"):
-            T5Tokenizer().save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
-            index[part.replace("text_encoder", "tokenizer")] = ["transformers", "T5Tokenizer"]
+            T5Tokenizer().save_pretrained(folder / name.replace("text_encoder", "tokenizer"))
+            index[name.replace("text_encoder", "tokenizer")] = ["transformers", "T5Tokenizer"]
         elif kind.startswith("Qwen3"):
             qwen_tokenizer(["a photo of a cat"]).save_pretrained(folder / "tokenizer")
             index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
         elif library == "transformers":
             tokenizer = build_tokenizer(("cat",), captions_of(("cat",), ("{class}",)))
             tokenizer.model_max_length = 77
-            tokenizer.save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
-            index[part.replace("text_encoder", "tokenizer")] = ["transformers", "CLIPTokenizer"]
+            tokenizer.save_pretrained(folder / name.replace("text_encoder", "tokenizer"))
+            index[name.replace("text_encoder", "tokenizer")] = ["transformers", "CLIPTokenizer"]
     write(folder / "model_index.json", **index)
     return str(folder)
 

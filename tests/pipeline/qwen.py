@@ -22,13 +22,13 @@ def qwen_tokenizer(captions: Sequence[str]) -> Qwen2Tokenizer:
         show_progress=False,
     )
     model.train_from_iterator(["x , user assistant", *captions] * 3, trainer)
-    learnt = json.loads(model.to_str())["model"]
-    merges = [tuple(pair) for pair in learnt["merges"]]
-    tokenizer = Qwen2Tokenizer(vocab=learnt["vocab"], merges=merges)
+    model_json = json.loads(model.to_str())["model"]
+    merges = [tuple(pair) for pair in model_json["merges"]]
+    tokenizer = Qwen2Tokenizer(vocab=model_json["vocab"], merges=merges)
     marks = ["<|im_start|>", "<|im_end|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
     tokenizer.chat_template = (
-        "{% for said in messages %}<|im_start|>{{ said.role }} {{ said.content }}<|im_end|>"
+        "{% for turn in messages %}<|im_start|>{{ turn.role }} {{ turn.content }}<|im_end|>"
         "{% endfor %}<|im_start|>assistant{% if not enable_thinking %} ,{% endif %}"
     )
     return tokenizer

@@ -35,12 +35,12 @@ def begun(config: BuildConfig, folder: Path | str) -> Root:
 
 
 def work(root: Root, *arguments: str) -> int:
-    """Exit status of a worker here, on a CPU."""
+    """Run a worker in this process on a CPU; returns its exit status."""
     return worker([root.url, "--device", "cpu", *arguments])
 
 
 def made(config: BuildConfig, folder: Path | str, *arguments: str) -> Root:
-    """A root whose shards, or those that the worker's arguments name, a worker made."""
+    """A root whose shards a worker made: all of them, or those that its arguments name."""
     root = begun(config, folder)
     assert work(root, *arguments) == 0
     return root
@@ -48,11 +48,11 @@ def made(config: BuildConfig, folder: Path | str, *arguments: str) -> Root:
 
 def samples(root: Root) -> dict[int, GroupSample]:
     """All series that are committed, by group."""
-    found: dict[int, GroupSample] = {}
+    result: dict[int, GroupSample] = {}
     for entry in root.entries():
         with root.store.open(entry.tar) as file:
-            found |= {sample.record.group: sample for sample in read_tar(file)}
-    return found
+            result |= {sample.record.group: sample for sample in read_tar(file)}
+    return result
 
 
 def features(root: Root, shard: int) -> dict[str, Tensor]:
@@ -71,14 +71,14 @@ def contents(root: Root, folder: str = "") -> dict[str, bytes]:
 
 
 def begin_set(root: Root, *overrides: str) -> LabelSet:
-    """A label set of other settings of the annotation, without labels; its prototypes are there."""
+    """A label set with other settings of the annotation: measured prototypes, no labels yet."""
     labels = plan_set(root, relabelled_config(root, [f"annotation.{o}" for o in overrides]))
     ensure_set_prototypes(labels, device="cpu")
     return labels
 
 
 def relabel(root: Root, *overrides: str) -> LabelSet:
-    """Label everything; where images must be read, by a worker."""
+    """Label everything: from stored features, or by a worker where images must be read."""
     labels = begin_set(root, *overrides)
     if labels.record.features == IMAGES:
         assert work(root, "--labels", labels.digest) == 0
@@ -88,11 +88,11 @@ def relabel(root: Root, *overrides: str) -> LabelSet:
 
 
 def by_group(labels: LabelSet) -> dict[int, SeriesLabels]:
-    return {g: found for shard in labels.done() for g, found in labels.labels(shard).items()}
+    return {g: series for shard in labels.done() for g, series in labels.labels(shard).items()}
 
 
 def bake(root: Root, config: BuildConfig, labels: LabelSet | None, url: Path) -> Root:
-    """All that is labelled, as a root of its own."""
+    """Bake all labelled shards into a root of its own."""
     target, plan = open_baked(root, config, labels, str(url)), plan_of(root)
     for shard in root.done() if labels is None else labels.done():
         if not target.is_committed(shard):

@@ -47,7 +47,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 
 def annotator(*prototypes: Tensor, scales=(4.0, 4.0), **settings) -> Annotator:
-    """Of features alone: its CLIP models are never loaded. Scales follow from the variance."""
+    """An annotator of given features, which loads no CLIP; `scales` are inverse variances."""
     config = AnnotationConfig(**settings)
     measurements = {
         name: Measurement(vectors, unit(vectors), 1 / scale, 1 / scale)
@@ -57,16 +57,16 @@ def annotator(*prototypes: Tensor, scales=(4.0, 4.0), **settings) -> Annotator:
 
 
 def label(annotator: Annotator, classes, mixture, *features: Tensor) -> Labels:
-    """Of one series, whose features are given for each encoder."""
+    """The labels of one series from its features under each encoder."""
     rows = zip(annotator.measurements, features, strict=True)
     group = MixGroup(7, classes, 0, mixture)
-    (found,) = annotator.annotate({name: images[None] for name, images in rows}, [group])
-    return found
+    (result,) = annotator.annotate({name: vectors[None] for name, vectors in rows}, [group])
+    return result
 
 
-def shares(found: Labels) -> np.ndarray:
-    """Probabilities [A, k], without what they are of."""
-    return np.array([[share for _, share in row] for row in found.labels])
+def probabilities(labels: Labels) -> np.ndarray:
+    """Probabilities [A, k] of a series, without their classes."""
+    return np.array([[p for _, p in row] for row in labels.labels])
 
 
 # The formulas.
@@ -74,23 +74,25 @@ def shares(found: Labels) -> np.ndarray:
 
 def test_prototypes_are_class_means():
     features = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
-    found = class_prototypes(features, torch.tensor([0, 0, 1]), 2)
-    torch.testing.assert_close(found, torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
+    result = class_prototypes(features, torch.tensor([0, 0, 1]), 2)
+    torch.testing.assert_close(result, torch.tensor([[2.0, 0.0], [0.0, 5.0]]))
     with pytest.raises(ValueError, match="class 2 has no features"):
         class_prototypes(features, torch.tensor([0, 0, 1]), 3)
 
 
 def test_projection_by_hand_and_unclipped():
     points = [CAT, DOG, (CAT + DOG) / 2, 2 * CAT - DOG, CAT + torch.tensor([5.0, 5.0])]
-    found = projection_weight(torch.stack(points), CAT.expand(5, 2), DOG.expand(5, 2))
-    torch.testing.assert_close(found, torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0]))
+    result = projection_weight(torch.stack(points), CAT.expand(5, 2), DOG.expand(5, 2))
+    torch.testing.assert_close(result, torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0]))
 
 
 def test_mean_weight_of_the_images_behind_a_prototype_is_one():
     features, targets = random(40, 6) + 3, torch.arange(40) % 2
     prototypes = class_prototypes(features, targets, 2)
-    own = features[targets == 0]
-    mean = projection_weight(own, prototypes[0].expand_as(own), prototypes[1].expand_as(own)).mean()
+    images = features[targets == 0]
+    mean = projection_weight(
+        images, prototypes[0].expand_as(images), prototypes[1].expand_as(images)
+    ).mean()
     torch.testing.assert_close(mean, torch.tensor(1.0), atol=1e-5, rtol=0)
 
 
@@ -104,11 +106,11 @@ def test_automatic_scale_makes_labels_the_posterior_of_two_gaussians():
     centres = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
     spread = WeightVariance(centres, centres)
     spread.add(centres[targets] + random(40_000, 2), targets)
-    at = torch.tensor([[1.4, 3.0]])
-    found = sharpen(projection_weight(at, centres[:1], centres[1:]), 1 / spread.value())
+    point = torch.tensor([[1.4, 3.0]])
+    result = sharpen(projection_weight(point, centres[:1], centres[1:]), 1 / spread.value())
     # Densities of the two classes at x = 1.4, both of variance 1 around 2 and 0.
     near, far = math.exp(-(0.6**2) / 2), math.exp(-(1.4**2) / 2)
-    torch.testing.assert_close(found, torch.tensor([near / (near + far)]), atol=0.01, rtol=0)
+    torch.testing.assert_close(result, torch.tensor([near / (near + far)]), atol=0.01, rtol=0)
 
 
 def test_shares_of_similarity_by_hand():
@@ -133,8 +135,8 @@ def test_similarity_with_a_temperature_is_a_softmax_of_cosines(temperature):
     features, prototypes = random(12, 5) + 1, random(7, 5, seed=1) + 1
     f, p = features.double().numpy(), prototypes.double().numpy()
     cosine = (f @ p.T) / np.linalg.norm(f, axis=1)[:, None] / np.linalg.norm(p, axis=1)
-    found = similarity_labels(features, prototypes, temperature)
-    np.testing.assert_allclose(found, softmax(cosine / temperature, axis=1), rtol=2e-4, atol=1e-6)
+    result = similarity_labels(features, prototypes, temperature)
+    np.testing.assert_allclose(result, softmax(cosine / temperature, axis=1), rtol=2e-4, atol=1e-6)
 
 
 def test_total_variation_by_hand():
@@ -146,8 +148,8 @@ def test_total_variation_by_hand():
 def test_corners_middles_and_outside_of_a_simplex_by_hand():
     points = torch.tensor([[2.0, 0, 5], [1, 1, 0], [0.5, 0.5, -1], [-3, 1, 0], [9, 9, 0]])
     expected = [[0, 1, 0], [0, 0.5, 0.5], [0.5, 0.25, 0.25], [0.5, 0, 0.5], [0, 0.5, 0.5]]
-    found = simplex_projection(points[None], CORNER[None])[0]
-    torch.testing.assert_close(found, torch.tensor(expected))
+    result = simplex_projection(points[None], CORNER[None])[0]
+    torch.testing.assert_close(result, torch.tensor(expected))
     raw = coordinates(points[None], CORNER[None])[0]
     torch.testing.assert_close(raw[3], torch.tensor([2.0, -1.5, 0.5]))
 
@@ -158,8 +160,8 @@ def test_two_vertices_give_the_projection_weight_of_csm():
     weight = projection_weight(features.flatten(0, 1), first, second).view(3, 20)
     torch.testing.assert_close(coordinates(features, ends), torch.stack([weight, 1 - weight], 2))
     inside = weight.clamp(0, 1)
-    found = simplex_projection(features, ends)
-    torch.testing.assert_close(found, torch.stack([inside, 1 - inside], 2))
+    result = simplex_projection(features, ends)
+    torch.testing.assert_close(result, torch.stack([inside, 1 - inside], 2))
 
 
 @pytest.mark.parametrize("classes", [3, 4, 6])
@@ -167,9 +169,9 @@ def test_it_is_the_nearest_point_of_the_simplex(classes):
     """Against a general solver of the constrained least squares problem."""
     vertices = random(classes, 9, seed=classes, dtype=torch.float64)
     features = 1.5 * random(8, 9, seed=9, dtype=torch.float64)
-    found = simplex_projection(features[None], vertices[None])[0]
-    torch.testing.assert_close(found.sum(1), torch.ones(8, dtype=torch.float64))
-    for feature, weights in zip(features, found, strict=True):
+    result = simplex_projection(features[None], vertices[None])[0]
+    torch.testing.assert_close(result.sum(1), torch.ones(8, dtype=torch.float64))
+    for feature, weights in zip(features, result, strict=True):
         solved = minimize(
             lambda w, f=feature: float((torch.from_numpy(w) @ vertices - f).square().sum()),
             [1 / classes] * classes,
@@ -192,20 +194,22 @@ def test_vertices_in_one_line_are_an_error():
 def test_a_pair_by_hand():
     """At the first prototype, at the second, and twice as far as the first."""
     features = torch.tensor([[0.0, 2, 0], [0, 0, 2], [0, 4, -2]])
-    found = label(annotator(AXES), (1, 2), ((1, 0), (0, 1), (0.5, 0.5)), features)
-    assert found.weights == [1.0, 0.0, 2.0]
-    assert [[k for k, _ in row] for row in found.labels] == [[1, 2]] * 3
-    np.testing.assert_allclose(shares(found)[:, 0], [0.880797, 0.119203, 0.997527], atol=1e-6)
-    np.testing.assert_allclose(shares(found).sum(1), 1, atol=1e-6)
-    assert found.coordinates is found.agreement is None
+    labels = label(annotator(AXES), (1, 2), ((1, 0), (0, 1), (0.5, 0.5)), features)
+    assert labels.weights == [1.0, 0.0, 2.0]
+    assert [[k for k, _ in image] for image in labels.labels] == [[1, 2]] * 3
+    np.testing.assert_allclose(
+        probabilities(labels)[:, 0], [0.880797, 0.119203, 0.997527], atol=1e-6
+    )
+    np.testing.assert_allclose(probabilities(labels).sum(1), 1, atol=1e-6)
+    assert labels.coordinates is labels.agreement is None
 
 
 def test_normalised_features_lie_between_unit_prototypes():
     """Features in the directions of both prototypes, whatever their length, and half-way."""
     features, mixture = torch.tensor([[7.0, 0.0], [0.0, 0.1], [3.0, 3.0]]), ((0.5, 0.5),) * 3
-    found = label(annotator(torch.eye(2), normalize=True), (0, 1), mixture, features)
-    np.testing.assert_allclose(found.weights, [1.0, 0.0, 0.5], atol=1e-6)
-    np.testing.assert_allclose(shares(found)[:, 0], [0.880797, 0.119203, 0.5], atol=1e-6)
+    result = label(annotator(torch.eye(2), normalize=True), (0, 1), mixture, features)
+    np.testing.assert_allclose(result.weights, [1.0, 0.0, 0.5], atol=1e-6)
+    np.testing.assert_allclose(probabilities(result)[:, 0], [0.880797, 0.119203, 0.5], atol=1e-6)
     bare = label(annotator(torch.eye(2)), (0, 1), mixture, features)
     np.testing.assert_allclose(bare.weights, [4, 0.45, 0.5], atol=1e-6)
 
@@ -213,34 +217,34 @@ def test_normalised_features_lie_between_unit_prototypes():
 def test_the_mixing_ratio_labels_by_the_conditioning_alone():
     features = torch.tensor([[0.0, 2, 0], [0, 0, 2]])
     mixture = ((0.25, 0.75), (1, 0))
-    found = label(annotator(AXES, rule="mixing_ratio"), (1, 2), mixture, features)
-    assert found.labels == [[(1, 0.25), (2, 0.75)], [(1, 1.0), (2, 0.0)]]
-    assert found.weights == [1.0, 0.0]
+    result = label(annotator(AXES, rule="mixing_ratio"), (1, 2), mixture, features)
+    assert result.labels == [[(1, 0.25), (2, 0.75)], [(1, 1.0), (2, 0.0)]]
+    assert result.weights == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("temperature", [None, 0.2])
 def test_similarity_labels_name_all_classes(temperature):
     features = torch.tensor([[0.5, 2, 0.1], [0.1, 0.3, 2]])
     by_similarity = annotator(AXES, rule="similarity", temperature=temperature)
-    found = label(by_similarity, (1, 2), ((1, 0), (0, 1)), features)
+    result = label(by_similarity, (1, 2), ((1, 0), (0, 1)), features)
     expected = similarity_labels(features, AXES, temperature)
-    assert found.labels == [list(enumerate(row)) for row in expected.tolist()]
-    assert found.weights == pytest.approx([0.975, 0.075])  # the projection stays
+    assert result.labels == [list(enumerate(row)) for row in expected.tolist()]
+    assert result.weights == pytest.approx([0.975, 0.075])  # the projection stays
 
 
 @pytest.mark.parametrize("rule", ["simplex", "mixing_ratio", "similarity"])
 def test_three_classes(rule):
     features, mixture = torch.tensor([[0.0, 2, 0], [1, 1, 3]]), ((0, 1, 0), (0.2, 0.3, 0.5))
-    found = label(annotator(AXES, rule=rule), (0, 1, 2), mixture, features)
+    result = label(annotator(AXES, rule=rule), (0, 1, 2), mixture, features)
     # The plane of the three prototypes is x + y + z = 2; (1, 1, 3) falls on (0, 0, 2).
-    np.testing.assert_allclose(found.coordinates, [[0, 1, 0], [0, 0, 1]], atol=1e-6)
-    assert found.weights == [row[0] for row in found.coordinates]
+    np.testing.assert_allclose(result.coordinates, [[0, 1, 0], [0, 0, 1]], atol=1e-6)
+    assert result.weights == [row[0] for row in result.coordinates]
     expected = {
         "simplex": simplex_projection(features[None], AXES[None])[0],
         "mixing_ratio": torch.tensor(mixture, dtype=torch.float64),
         "similarity": similarity_labels(features, AXES, None),
     }
-    assert shares(found).tolist() == expected[rule].tolist()
+    assert probabilities(result).tolist() == expected[rule].tolist()
 
 
 PAIRS = [
@@ -264,32 +268,32 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_all_series_in_one_go_are_labelled_as_one_by_one(settings, groups):
     both = {"second": EncoderConfig(model="another")} | SETTINGS[settings]
-    ours = annotator(random(10, 16), random(10, 12, seed=1), scales=(3.0, 2.0), **both)
-    told = {"features": random(len(groups), 3, 16, seed=2)}
-    told["second"] = random(len(groups), 3, 12, seed=3)
-    for row, found in enumerate(ours.annotate(told, groups)):
-        one = {name: rows[row : row + 1] for name, rows in told.items()}
-        (alone,) = ours.annotate(one, groups[row : row + 1])
-        assert [[k for k, _ in image] for image in found.labels] == [
+    model = annotator(random(10, 16), random(10, 12, seed=1), scales=(3.0, 2.0), **both)
+    inputs = {"features": random(len(groups), 3, 16, seed=2)}
+    inputs["second"] = random(len(groups), 3, 12, seed=3)
+    for row, result in enumerate(model.annotate(inputs, groups)):
+        single = {name: rows[row : row + 1] for name, rows in inputs.items()}
+        (alone,) = model.annotate(single, groups[row : row + 1])
+        assert [[k for k, _ in image] for image in result.labels] == [
             [k for k, _ in image] for image in alone.labels
         ]
-        np.testing.assert_allclose(shares(found), shares(alone), atol=1e-5)
-        np.testing.assert_allclose(found.weights, alone.weights, atol=1e-5)
+        np.testing.assert_allclose(probabilities(result), probabilities(alone), atol=1e-5)
+        np.testing.assert_allclose(result.weights, alone.weights, atol=1e-5)
         for name in ("weights", "difference"):
-            values = (getattr(labels.agreement, name) for labels in (found, alone))
+            values = (getattr(labels.agreement, name) for labels in (result, alone))
             np.testing.assert_allclose(*values, atol=1e-5)
-        assert (found.coordinates is None) == (len(groups[0].classes) == 2)
-        if found.coordinates:
-            np.testing.assert_allclose(found.coordinates, alone.coordinates, atol=1e-5)
+        assert (result.coordinates is None) == (len(groups[0].classes) == 2)
+        if result.coordinates:
+            np.testing.assert_allclose(result.coordinates, alone.coordinates, atol=1e-5)
 
 
 def test_labels_are_the_same_to_the_last_digit_however_many_series_are_sharpened_together():
     groups = [
         MixGroup(n, (0, 1), 0, tuple((a / 7, 1 - a / 7) for a in range(8))) for n in range(64)
     ]
-    ours, told = annotator(random(10, 16)), random(64, 8, 16, seed=2)
-    alone = [ours.annotate({"features": told[[n]]}, [groups[n]])[0].labels for n in range(64)]
-    assert [found.labels for found in ours.annotate({"features": told}, groups)] == alone
+    model, inputs = annotator(random(10, 16)), random(64, 8, 16, seed=2)
+    alone = [model.annotate({"features": inputs[[n]]}, [groups[n]])[0].labels for n in range(64)]
+    assert [result.labels for result in model.annotate({"features": inputs}, groups)] == alone
 
 
 def test_an_image_that_is_like_no_class_is_named_with_its_group():
@@ -336,7 +340,7 @@ def test_a_scale_without_a_projection_is_refused(rule):
     assert load_settings(AnnotationConfig, {"rule": rule}).scale == "auto"
 
 
-# Two CLIP models: the first classes of the second lie on other axes, with a scale of its own.
+# Two CLIP models: in the second the prototypes lie on other axes, with a scale of their own.
 
 
 def two(**settings) -> Annotator:
@@ -347,28 +351,28 @@ def two(**settings) -> Annotator:
 
 
 def test_the_difference_is_that_of_the_sharpened_probabilities():
-    seen = torch.tensor([[1.0, 0.0], [0.5, 9.0]]), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
-    found = label(two(), (0, 1), ((1, 0), (0.5, 0.5)), *seen)
-    assert found.weights == [1.0, 0.5]
-    assert found.agreement.weights == [1.0, 0.0]
+    both_features = torch.tensor([[1.0, 0.0], [0.5, 9.0]]), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
+    result = label(two(), (0, 1), ((1, 0), (0.5, 0.5)), *both_features)
+    assert result.weights == [1.0, 0.5]
+    assert result.agreement.weights == [1.0, 0.0]
     expected = [expit(4 * 0.5) - expit(2 * 0.5), expit(0) - expit(2 * -0.5)]
-    np.testing.assert_allclose(found.agreement.difference, expected, atol=1e-6)
+    np.testing.assert_allclose(result.agreement.difference, expected, atol=1e-6)
 
 
 def test_three_classes_differ_by_total_variation():
-    seen = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.5]])
-    found = label(two(rule="simplex"), (0, 1, 2), ((1, 0, 0),), *seen)
-    assert found.labels == [[(0, 1.0), (1, 0.0), (2, 0.0)]]
+    both_features = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.5]])
+    result = label(two(rule="simplex"), (0, 1, 2), ((1, 0, 0),), *both_features)
+    assert result.labels == [[(0, 1.0), (1, 0.0), (2, 0.0)]]
     # (1, 1/2) is half of (2, 0) and a quarter of (0, 2): labels (1, 0, 0) and (.25, .25, .5).
-    np.testing.assert_allclose(found.agreement.difference, [0.75], atol=1e-6)
-    np.testing.assert_allclose(found.agreement.weights, [0.25], atol=1e-6)
+    np.testing.assert_allclose(result.agreement.difference, [0.75], atol=1e-6)
+    np.testing.assert_allclose(result.agreement.weights, [0.25], atol=1e-6)
 
 
 def test_the_mixing_ratio_compares_what_the_two_models_see():
-    seen = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0]])
-    found = label(two(rule="mixing_ratio"), (0, 1), ((0.3, 0.7),), *seen)
-    assert found.labels == [[(0, 0.3), (1, 0.7)]]
-    np.testing.assert_allclose(found.agreement.difference, [expit(2) - expit(-1)], atol=1e-6)
+    both_features = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+    result = label(two(rule="mixing_ratio"), (0, 1), ((0.3, 0.7),), *both_features)
+    assert result.labels == [[(0, 0.3), (1, 0.7)]]
+    np.testing.assert_allclose(result.agreement.difference, [expit(2) - expit(-1)], atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -378,11 +382,11 @@ def second_clip(hasty_standins, tmp_path_factory) -> Path:
     shutil.copytree(hasty_standins.clip, folder)
     weights = load_file(folder / "open_clip_model.safetensors")
     rng = torch.Generator().manual_seed(0)
-    moved = {
+    noisy = {
         name: w + 0.3 * w.std() * torch.randn(w.shape, generator=rng) if w.ndim > 1 else w
         for name, w in weights.items()
     }
-    save_file(moved, folder / "open_clip_model.safetensors")
+    save_file(noisy, folder / "open_clip_model.safetensors")
     return folder
 
 
@@ -391,46 +395,46 @@ def second(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def agreed(hasty_config, second_clip, tmp_path_factory) -> Root:
+def two_model_root(hasty_config, second_clip, tmp_path_factory) -> Root:
     five = "mixing.pairs={kind: sampled, count: 5}"
     return made(altered(hasty_config, second(second_clip), five), tmp_path_factory.mktemp("agreed"))
 
 
-def test_a_build_stores_what_both_models_say(agreed):
-    tensors, facts = unpack(agreed.store.get(PROTOTYPES))
+def test_a_build_stores_what_both_models_say(two_model_root):
+    tensors, facts = unpack(two_model_root.store.get(PROTOTYPES))
     assert tensors["second"].shape == tensors["prototypes"].shape
     assert not torch.equal(tensors["second"], tensors["prototypes"])
     assert float(facts["second_scale"]) != float(facts["scale"])
-    stored = features(agreed, 0)
+    stored = features(two_model_root, 0)
     assert {name: (rows.dtype, rows.ndim) for name, rows in stored.items()} == {
         "features": (torch.float16, 3),
         "second": (torch.float16, 3),
     }
-    for row, sample in enumerate(samples(agreed).values()):
+    for row, sample in enumerate(samples(two_model_root).values()):
         record = sample.record
         one, other = (tensors["second"][k].double().numpy() for k in record.classes)
-        seen = stored["second"][row].double().numpy()
-        weights = (seen - other) @ (one - other) / np.sum((one - other) ** 2)
+        vectors = stored["second"][row].double().numpy()
+        weights = (vectors - other) @ (one - other) / np.sum((one - other) ** 2)
         np.testing.assert_allclose(record.agreement.weights, weights, atol=0.02, rtol=0.02)
-        ours = expit(float(facts["scale"]) * (np.array(record.weights) - 0.5))
-        theirs = expit(float(facts["second_scale"]) * (np.array(record.agreement.weights) - 0.5))
-        np.testing.assert_allclose(record.agreement.difference, abs(ours - theirs), atol=1e-5)
+        first_p = expit(float(facts["scale"]) * (np.array(record.weights) - 0.5))
+        second_p = expit(float(facts["second_scale"]) * (np.array(record.agreement.weights) - 0.5))
+        np.testing.assert_allclose(record.agreement.difference, abs(first_p - second_p), atol=1e-5)
 
 
-def test_annotating_stored_features_loads_no_clip(agreed, monkeypatch):
-    config = load_settings(AnnotationConfig, agreed.plan.config["annotation"])
-    ours = build_annotator(config, agreed.store.get(PROTOTYPES), device="cpu")
+def test_annotating_stored_features_loads_no_clip(two_model_root, monkeypatch):
+    config = load_settings(AnnotationConfig, two_model_root.plan.config["annotation"])
+    model = build_annotator(config, two_model_root.store.get(PROTOTYPES), device="cpu")
     monkeypatch.setattr("semix.pipeline.clip.ClipEncoder", None)
-    groups = [plan_of(agreed).group(index) for index in range(5)]
-    found = ours.annotate(features(agreed, 0), groups)
-    for labels, sample in zip(found, samples(agreed).values(), strict=True):
+    groups = [plan_of(two_model_root).group(index) for index in range(5)]
+    result = model.annotate(features(two_model_root, 0), groups)
+    for labels, sample in zip(result, samples(two_model_root).values(), strict=True):
         np.testing.assert_allclose(labels.weights, sample.record.weights, atol=0.02, rtol=0.02)
 
 
 def test_the_plan_names_both_models_and_a_change_of_the_second_is_refused(
-    agreed, second_clip, hasty_config, tmp_path
+    two_model_root, second_clip, hasty_config, tmp_path
 ):
-    identity = agreed.plan.models["annotation"]
+    identity = two_model_root.plan.models["annotation"]
     assert set(identity["second"]["files"]) == set(identity["files"])
     weights = "open_clip_model.safetensors"
     assert identity["second"]["files"][weights] != identity["files"][weights]

@@ -48,10 +48,10 @@ def test_a_baked_root_is_as_any_root(root, tmp_path):
     images = samples(baked)[44].images
     baked.discard(7)
     assert work(baked) == 0
-    made = samples(baked)[44]
-    assert made.images == images
-    shares = [tuple(p for _, p in label) for label in made.record.labels]
-    assert shares == list(plan.group(44).mixture)
+    remade = samples(baked)[44]
+    assert remade.images == images
+    probabilities = [tuple(p for _, p in label) for label in remade.record.labels]
+    assert probabilities == list(plan.group(44).mixture)
 
 
 def test_features_of_another_encoder_come_along(root, other_clip, tmp_path):

@@ -29,7 +29,7 @@ def check(model: Path | str, **changes: Any) -> None:
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Callable[[Path], Path]:
+def copy_model(tmp_path: Path) -> Callable[[Path], Path]:
     """A copy of a model's directory that a test may spoil."""
 
     def copy(model: Path) -> Path:
@@ -52,11 +52,11 @@ def test_checking_needs_no_heavy_library():
         f"check_generator(GeneratorConfig(model='a/b', revision='{COMMIT}'));"
         "print([m for m in ('torch', 'diffusers', 'transformers', 'peft') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert found.stdout.strip() == "[]", found.stderr
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
 
 
-def test_a_model_of_another_family_is_told_apart(tiny_sd, tiny_sdxl, tiny_dit, copied):
+def test_a_model_of_another_family_is_told_apart(tiny_sd, tiny_sdxl, tiny_dit, copy_model):
     message = (
         r"generator\.model = .*: holds a StableDiffusionXLPipeline; family stable_diffusion "
         r"needs a StableDiffusionPipeline; set generator\.family to sdxl$"
@@ -69,7 +69,7 @@ def test_a_model_of_another_family_is_told_apart(tiny_sd, tiny_sdxl, tiny_dit, c
         InputError, match=r"family dit needs a DiTPipeline; set .* stable_diffusion"
     ):
         check(tiny_sd, family="dit")
-    model = copied(tiny_sd)
+    model = copy_model(tiny_sd)
     index = json.loads((model / "model_index.json").read_text())
     (model / "model_index.json").write_text(json.dumps(index | {"_class_name": "KolorsPipeline"}))
     with pytest.raises(InputError, match=r"KolorsPipeline; .* needs a StableDiffusionPipeline$"):
@@ -77,30 +77,30 @@ def test_a_model_of_another_family_is_told_apart(tiny_sd, tiny_sdxl, tiny_dit, c
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
-def test_weights_that_are_not_safetensors_are_refused(tiny_sd, copied, part):
-    model = copied(tiny_sd)
+def test_weights_that_are_not_safetensors_are_refused(tiny_sd, copy_model, part):
+    model = copy_model(tiny_sd)
     for path in (model / part).glob("*.safetensors"):
         path.rename(path.with_suffix(".bin"))
     with pytest.raises(InputError, match=rf"generator\.model = .*{part}: has no safetensors; con"):
         check(model)
     (model / part / "model.safetensors").touch()
-    check(model)  # both formats: the other one is never read
+    check(model)  # with both formats, only safetensors is read
 
 
-def test_a_safety_checker_is_named_as_left_out(tiny_sd, copied, hasty_config):
-    folder = copied(tiny_sd)
+def test_a_safety_checker_is_named_as_left_out(tiny_sd, copy_model, hasty_config):
+    folder = copy_model(tiny_sd)
     index = folder / "model_index.json"
-    parts = json.loads(index.read_text())
-    parts["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
-    index.write_text(json.dumps(parts))
+    components = json.loads(index.read_text())
+    components["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    index.write_text(json.dumps(components))
     config = load_settings(BuildConfig, hasty_config.model_dump(), [f"generator.model={folder}"])
     (note,) = notes(config)
     assert note.startswith(f"StableDiffusionSafetyChecker of {folder} is left out")
     assert notes(hasty_config) == []
 
 
-def test_a_safety_checker_in_another_format_does_not_matter(tiny_sd, copied):
-    model = copied(tiny_sd)
+def test_a_safety_checker_in_another_format_does_not_matter(tiny_sd, copy_model):
+    model = copy_model(tiny_sd)
     (model / "safety_checker").mkdir()
     (model / "safety_checker" / "pytorch_model.bin").touch()
     index = json.loads((model / "model_index.json").read_text())
@@ -135,9 +135,9 @@ def test_additions_that_are_not_there_are_refused(tiny_sd, field, changes):
 )
 def test_additions_in_another_format_are_refused(tiny_sd, tmp_path, field, changes):
     (tmp_path / "x.bin").touch()
-    here = json.loads(json.dumps(changes).replace("FOLDER", str(tmp_path)))
+    settings = json.loads(json.dumps(changes).replace("FOLDER", str(tmp_path)))
     with pytest.raises(InputError, match=rf"^{field} = .*safetensors.*; convert it"):
-        check(tiny_sd, **here)
+        check(tiny_sd, **settings)
 
 
 def test_a_unet_must_be_the_unets_own_directory(tiny_sd):
@@ -160,10 +160,10 @@ def test_a_unet_must_be_the_unets_own_directory(tiny_sd):
     ],
 )
 def test_what_comes_from_the_hub_is_pinned(field, changes):
-    given = {} if field == "generator.revision" else {"revision": COMMIT}
+    base = {} if field == "generator.revision" else {"revision": COMMIT}
     value = changes.get("revision", "nothing")
     with pytest.raises(InputError, match=rf"^{field} = {value}: pin the commit of some/"):
-        check("some/model", **given, **changes)
+        check("some/model", **base, **changes)
     check("some/model", revision=COMMIT)
 
 
@@ -174,8 +174,8 @@ def test_a_scheduler_that_draws_noise_is_refused_unless_another_is_named(tiny_sd
     check(tiny_sdxl_turbo, family="sdxl", scheduler="euler")
 
 
-def test_chosen_noise_wants_a_schedule_that_can_be_inverted(tiny_sd, copied, hasty_config):
-    model = copied(tiny_sd)
+def test_chosen_noise_wants_a_schedule_that_can_be_inverted(tiny_sd, copy_model, hasty_config):
+    model = copy_model(tiny_sd)
     scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 1.0}
     (model / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
     with pytest.raises(InputError, match=r"scheduler = ddim: cannot follow .* FlowMatchEuler"):
@@ -211,32 +211,32 @@ def test_which_file_is_meant_must_be_clear(tmp_path, monkeypatch):
     lora.mkdir()
     (lora / WEIGHTS).touch()
 
-    def found(path: str, **more: Any) -> tuple[str, str | None]:
+    def file_of(path: str, **more: Any) -> tuple[str, str | None]:
         loras = load_settings(GeneratorConfig, {"model": "m", "lora": [{"path": path} | more]}).lora
         return lora_file(loras[0].model_copy(update={"revision": COMMIT}))
 
-    assert found(str(lora)) == (str(lora), WEIGHTS)
-    assert found(str(lora / WEIGHTS)) == (str(lora), WEIGHTS)
-    assert found("someone/style", weight_name="x.safetensors") == ("someone/style", "x.safetensors")
+    assert file_of(str(lora)) == (str(lora), WEIGHTS)
+    assert file_of(str(lora / WEIGHTS)) == (str(lora), WEIGHTS)
+    assert file_of("some/style", weight_name="x.safetensors") == ("some/style", "x.safetensors")
     monkeypatch.setenv("HOME", str(lora.parent))
-    assert found(f"~/{lora.name}") == (str(lora), WEIGHTS)
+    assert file_of(f"~/{lora.name}") == (str(lora), WEIGHTS)
     monkeypatch.chdir(lora.parent)
-    assert found(f"./{lora.name}") == (lora.name, WEIGHTS)
+    assert file_of(f"./{lora.name}") == (lora.name, WEIGHTS)
     with pytest.raises(InputError, match=r"lora = /no: there is no such file"):
-        found("/no")
+        file_of("/no")
     with pytest.raises(InputError, match="has no safetensors; convert it"):
-        found(str(tmp_path))
+        file_of(str(tmp_path))
     for name in ("a", "b"):
         (tmp_path / f"{name}.safetensors").touch()
     with pytest.raises(InputError, match=r"holds a\.safetensors, b\.safetensors; choose one as"):
-        found(str(tmp_path))
-    assert found(str(tmp_path), weight_name="b.safetensors") == (str(tmp_path), "b.safetensors")
+        file_of(str(tmp_path))
+    assert file_of(str(tmp_path), weight_name="b.safetensors") == (str(tmp_path), "b.safetensors")
     with pytest.raises(InputError, match=r"lora\.bin is no safetensors file; convert it"):
-        found("someone/style", weight_name="lora.bin")
+        file_of("someone/style", weight_name="lora.bin")
     with pytest.raises(
         InputError, match="style: may hold several files; choose one as weight_name"
     ):
-        found("someone/style")
+        file_of("someone/style")
 
 
 def test_paths_from_home_are_checked_and_recorded(tiny_sd, monkeypatch, hasty_config):
@@ -261,22 +261,22 @@ def test_all_parts_of_the_generator_are_recorded(tiny_sd, hasty_config, tmp_path
         "tiny_decoder_revision": COMMIT,
     }
     config = load_settings(BuildConfig, hasty_config.model_dump() | {"generator": generator})
-    found = model_identities(config)["generator"]
-    assert found["model"] == "some/model"
-    assert found["revision"] == COMMIT
-    assert found["files"] == {}
+    record = model_identities(config)["generator"]
+    assert record["model"] == "some/model"
+    assert record["revision"] == COMMIT
+    assert record["files"] == {}
     weights = tiny_sd / "unet" / "diffusion_pytorch_model.safetensors"
-    assert found["unet"]["files"][weights.name] == file_digest(weights)
-    assert found["lora"][0]["files"] == {"lora.safetensors": file_digest(lora)}
-    assert found["lora"][1] == {"model": "some/lora", "revision": COMMIT, "files": {}}
-    assert found["tiny_decoder"] == {"model": "some/taesd", "revision": COMMIT, "files": {}}
+    assert record["unet"]["files"][weights.name] == file_digest(weights)
+    assert record["lora"][0]["files"] == {"lora.safetensors": file_digest(lora)}
+    assert record["lora"][1] == {"model": "some/lora", "revision": COMMIT, "files": {}}
+    assert record["tiny_decoder"] == {"model": "some/taesd", "revision": COMMIT, "files": {}}
     lora.write_bytes(b"others")
-    assert model_identities(config)["generator"] != found
+    assert model_identities(config)["generator"] != record
 
 
 @pytest.mark.process
 def test_a_root_is_begun_without_torch(hasty_config, tmp_path):
-    """Seconds, for whoever waits for the first shard or for an error."""
+    """The import takes seconds, which the first shard or an error would wait for."""
     script = """
 import sys
 from semix.pipeline.config import BuildConfig
@@ -286,13 +286,13 @@ create_root(BuildConfig.model_validate_json(sys.argv[1]), sys.argv[2])
 print("torch" in sys.modules, "open_clip" in sys.modules)
 """
     command = [sys.executable, "-c", script, hasty_config.model_dump_json(), str(tmp_path / "new")]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.stdout.strip() == "False False", found.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout.strip() == "False False", result.stderr
 
 
-def test_a_unet_that_does_not_say_its_size_is_refused(tiny_sd, copied):
-    """As diffusers' own default leaves it."""
-    folder = copied(tiny_sd)
+def test_a_unet_that_does_not_say_its_size_is_refused(tiny_sd, copy_model):
+    """The default of diffusers is a config without it."""
+    folder = copy_model(tiny_sd)
     path = folder / "unet" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"sample_size": None}))
     match = r"the config of its U-Net has no sample_size; write there the side of the latents"
@@ -312,10 +312,12 @@ def test_a_unet_that_does_not_say_its_size_is_refused(tiny_sd, copied):
         ("tiny_flux2", "flux2", "tokenizer"),
     ],
 )
-def test_tokenizers_of_no_kind_read_as_those_of_their_kind(fixture, family, part, copied, request):
-    """transformers 5 saves some so."""
+def test_tokenizers_of_no_kind_read_as_those_of_their_kind(
+    fixture, family, part, copy_model, request
+):
+    """transformers 5 saves some tokenizers without their kind."""
     model = request.getfixturevalue(fixture)
-    folder = copied(model)
+    folder = copy_model(model)
     for name, key in (("model_index.json", part), (f"{part}/tokenizer_config.json", "")):
         content = json.loads((folder / name).read_text())
         content |= {key: ["transformers", "TokenizersBackend"]} if key else {}
@@ -323,13 +325,13 @@ def test_tokenizers_of_no_kind_read_as_those_of_their_kind(fixture, family, part
             content["tokenizer_class"] = "TokenizersBackend"
         (folder / name).write_text(json.dumps(content))
     usual, other = (
-        GeneratorConfig(family=family, model=str(place), steps=1, guidance_scale=0)
-        for place in (model, folder)
+        GeneratorConfig(family=family, model=str(path), steps=1, guidance_scale=0)
+        for path in (model, folder)
     )
     check_prompts(other, ["dog"])
-    found = load_generator(other, device="cpu").encode(["dog"])
+    condition = load_generator(other, device="cpu").encode(["dog"])
     expected = load_generator(usual, device="cpu").encode(["dog"])
-    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(condition.tokens, expected.tokens)
     long = other.model_copy(update={"prompt": "a {class}" + " and a dog" * 300})
     with pytest.raises(InputError, match=r"^generator\.prompt = .* tokens, the model reads"):
         check_prompts(long, ["dog"])
@@ -340,6 +342,6 @@ def test_tokenizers_of_no_kind_read_as_those_of_their_kind(fixture, family, part
     [("scale=20", 1), ("scale=4", 0), ("scale=auto", 0), ("rule=mixing_ratio", 0)],
 )
 def test_a_scale_that_makes_labels_nearly_hard_is_said(hasty_config, setting, count):
-    found = notes(load_settings(BuildConfig, hasty_config.model_dump(), [f"annotation.{setting}"]))
-    assert len(found) == count
-    assert all("gives an average real image the label 0.99995" in note for note in found)
+    lines = notes(load_settings(BuildConfig, hasty_config.model_dump(), [f"annotation.{setting}"]))
+    assert len(lines) == count
+    assert all("gives an average real image the label 0.99995" in note for note in lines)

@@ -1,4 +1,4 @@
-"""Any open_clip model: which ones are refused, and what its images look like to it."""
+"""open_clip models: which ones are refused, preprocessing and features as in open_clip."""
 
 import json
 import os
@@ -54,14 +54,14 @@ def test_images_reach_the_model_as_open_clip_would_give_them(mode, interpolation
         "mode": "RGB",
     }
     if mode == "shortest" and size == (24, 18) and interpolation == "bilinear":
-        settings["interpolation"] = "bicubic"  # open_clip itself forgets it there
+        settings["interpolation"] = "bicubic"  # open_clip itself ignores bilinear there
     transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
     images = pictures(*shape)
-    theirs = torch.stack([transform(Image.fromarray(image)) for image in images])
-    ours = preprocess(torch.from_numpy(images).permute(0, 3, 1, 2), settings)
-    assert ours.shape == theirs.shape
+    expected = torch.stack([transform(Image.fromarray(image)) for image in images])
+    actual = preprocess(torch.from_numpy(images).permute(0, 3, 1, 2), settings)
+    assert actual.shape == expected.shape
     # In steps of 255: PIL rounds its filters' weights, which moves a few values by one or two.
-    steps = (ours - theirs).abs() * 255 * torch.tensor(STD).view(3, 1, 1)
+    steps = (actual - expected).abs() * 255 * torch.tensor(STD).view(3, 1, 1)
     assert steps.max() < 2.1
     assert steps.mean() < 0.05
 
@@ -88,21 +88,21 @@ def test_features_are_those_of_open_clip(clip):
     images = pictures(32, 32)
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{clip}")
     with torch.inference_mode():
-        theirs = model.eval().encode_image(
+        expected = model.eval().encode_image(
             torch.stack([transform(Image.fromarray(image)) for image in images])
         )
-    ours = ClipEncoder(local(clip), device="cpu").encode(torch.from_numpy(images))
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    actual = ClipEncoder(local(clip), device="cpu").encode(torch.from_numpy(images))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_another_precision_is_that_of_the_network_and_not_of_its_features(clip):
     images = torch.from_numpy(pictures(32, 32))
     twin = local(shutil.copytree(clip, clip.with_name("twin")))
     config = AnnotationConfig(model=f"local-dir:{clip}", dtype="bfloat16", second=twin)
-    found = Encoders(config, device="cpu").encode(images)
-    assert list(found) == ["features", "second"]
+    encoded = Encoders(config, device="cpu").encode(images)
+    assert list(encoded) == ["features", "second"]
     exact = ClipEncoder(local(clip), device="cpu").encode(images)
-    for features in found.values():
+    for features in encoded.values():
         assert features.dtype == torch.float32
         assert torch.equal(features.bfloat16().float(), features)
         assert 0 < (features - exact).norm() < 0.05 * exact.norm()
@@ -195,20 +195,20 @@ def test_the_pinned_commit_is_what_is_loaded(hasty_standins, tmp_path):
     np.save(tmp_path / "images.npy", pictures(32, 32))
     script = tmp_path / "hub.py"
     script.write_text(HUB)
-    place = {
+    environment = {
         "HF_HUB_CACHE": str(tmp_path / "hub"),
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     command = [sys.executable, script, tmp_path / "images.npy"]
-    found = subprocess.run(
+    result = subprocess.run(
         [*command, f"local-dir:{hasty_standins.clip}", COMMIT],
-        env=os.environ | place,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
     )
-    assert found.returncode == 0, found.stderr
-    one, other = found.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    one, other = result.stdout.splitlines()
     assert one == other
 
 
@@ -216,15 +216,19 @@ def test_the_pinned_commit_is_what_is_loaded(hasty_standins, tmp_path):
 def coca(clip):
     """A small CoCa in the place of a small CLIP: its image tower gives tokens, too."""
     settings = json.loads((clip / "open_clip_config.json").read_text())
-    told = settings["model_cfg"]
+    networks = settings["model_cfg"]
     shape = {"width": 16, "heads": 2, "layers": 1, "vocab_size": 64}
-    told["vision_cfg"] |= {"attentional_pool": True, "attn_pooler_heads": 2, "output_tokens": True}
-    told["text_cfg"] = shape | {"context_length": 8, "embed_cls": True, "output_tokens": True}
-    told["multimodal_cfg"] = shape | {"context_length": 8, "attn_pooler_heads": 2}
-    told["custom_text"] = True
+    networks["vision_cfg"] |= {
+        "attentional_pool": True,
+        "attn_pooler_heads": 2,
+        "output_tokens": True,
+    }
+    networks["text_cfg"] = shape | {"context_length": 8, "embed_cls": True, "output_tokens": True}
+    networks["multimodal_cfg"] = shape | {"context_length": 8, "attn_pooler_heads": 2}
+    networks["custom_text"] = True
     torch.manual_seed(0)
-    parts = {name: part for name, part in told.items() if name != "custom_text"}
-    model = open_clip.coca_model.CoCa(**parts)
+    arguments = {name: value for name, value in networks.items() if name != "custom_text"}
+    model = open_clip.coca_model.CoCa(**arguments)
     save_file(model.state_dict(), clip / "open_clip_model.safetensors")
     (clip / "open_clip_config.json").write_text(json.dumps(settings))
     return clip
@@ -245,15 +249,15 @@ def test_features_of_a_coca_have_length_one_as_open_clip_gives_them(coca):
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{coca}")
     pixels = torch.stack([transform(Image.fromarray(image)) for image in images])
     with torch.inference_mode():
-        theirs = model.eval().encode_image(pixels)
-    ours = ClipEncoder(local(coca), device="cpu").encode(torch.from_numpy(images))
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(ours.norm(dim=1), torch.ones(2))
+        expected = model.eval().encode_image(pixels)
+    actual = ClipEncoder(local(coca), device="cpu").encode(torch.from_numpy(images))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual.norm(dim=1), torch.ones(2))
 
 
 @pytest.mark.parametrize("kind", ["clip", "coca"])
 def test_the_image_tower_alone_stays_and_it_alone_is_counted(kind, request):
     config = local(request.getfixturevalue(kind))
     encoder = ClipEncoder(config, device="cpu")
-    counted = module_bytes(image_tower(config, "annotation"))
-    assert module_bytes(encoder.model) == counted > 0
+    tower_bytes = module_bytes(image_tower(config, "annotation"))
+    assert module_bytes(encoder.model) == tower_bytes > 0

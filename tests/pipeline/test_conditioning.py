@@ -22,8 +22,8 @@ def test_prompts_put_the_name_in_and_nothing_else():
 
 
 def test_a_class_can_be_called_something_else():
-    spoken = prompt_names(config(names={"crane": "crane bird"}), ("crane", "dog"))
-    assert spoken == ["crane bird", "dog"]
+    names = prompt_names(config(names={"crane": "crane bird"}), ("crane", "dog"))
+    assert names == ["crane bird", "dog"]
 
 
 def test_renaming_a_class_that_is_not_there_is_an_error():

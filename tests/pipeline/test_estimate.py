@@ -24,7 +24,7 @@ from semix.pipeline.estimate import (
 )
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_calls, network_rows
-from semix.pipeline.model_paths import NotHere
+from semix.pipeline.model_paths import NotLocal
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import generate_shard, load_models
@@ -91,17 +91,17 @@ COMPUTED = 6
         # With 77 tokens of CLIP and 256 of T5; FLUX.1-schnell with 256 of T5.
         ("sd3", "StableDiffusion3Pipeline", sd3(SD3_MEDIUM), 8_904, 10_473),
         ("flux", "FluxPipeline", FLUX, 69_467, 10_473),
-        # Of 3.9 and 6.2 billion weights, which some 4,600 and 4,100 tokens pass.
+        # 3.9 and 6.2 billion weights, applied to some 4,600 and 4,100 tokens.
         ("flux2", "Flux2KleinPipeline", KLEIN, 32_533, 10_475),
         ("z_image", "ZImagePipeline", Z_IMAGE, 55_121, 10_473),
     ],
 )
 def test_published_networks(tmp_path, family, pipeline, networks, row, decode):
     model = configs_of(tmp_path, pipeline, networks)
-    found = generator_cost(GeneratorConfig(family=family, model=model, guidance_scale=0))
-    assert found.row / GIGA == pytest.approx(row, rel=2e-3)
-    assert found.decode / GIGA == pytest.approx(decode, rel=1e-3)
-    assert found.image_size == {"dit": 256, "stable_diffusion": 512}.get(family, 1024)
+    result = generator_cost(GeneratorConfig(family=family, model=model, guidance_scale=0))
+    assert result.row / GIGA == pytest.approx(row, rel=2e-3)
+    assert result.decode / GIGA == pytest.approx(decode, rel=1e-3)
+    assert result.image_size == {"dit": 256, "stable_diffusion": 512}.get(family, 1024)
 
 
 @pytest.mark.parametrize(
@@ -129,17 +129,17 @@ def test_the_loaded_model_computes_as_much(family, fixture, dtype, request, tiny
     condition = generator.encode(tiny_names[:1])
     latents = torch.randn(1, *generator.latent_shape)
     inputs = latents.to(generator.dtype)
-    counted, _ = flops(lambda: generator.denoiser(inputs, torch.tensor(500), condition))
-    found = generator_cost(config)
-    assert found.row == counted
-    assert found.decode == flops(lambda: generator.decode(latents))[0]
+    flop, _ = flops(lambda: generator.denoiser(inputs, torch.tensor(500), condition))
+    result = generator_cost(config)
+    assert result.row == flop
+    assert result.decode == flops(lambda: generator.decode(latents))[0]
 
 
 def test_the_loaded_clip_computes_as_much(hasty_config):
     config = hasty_config.annotation
     encoder = ClipEncoder(config, device="cpu")
     pixels = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8)
-    with attention_in_the_open():
+    with unfused_attention():
         assert clip_cost(config)[0] == flops(lambda: encoder.encode(pixels))[0]
 
 
@@ -147,42 +147,42 @@ def test_a_whole_text_and_image_model_gives_the_same():
     """The tower alone is built; open_clip's own factory builds all of it."""
     model = create_model("RN50", load_weights=False).eval()
     size = model.visual.image_size
-    counted, _ = flops(lambda: model.encode_image(torch.randn(1, 3, size, size)))
-    assert clip_cost(AnnotationConfig(model="RN50", pretrained="openai"))[0] == counted
+    flop, _ = flops(lambda: model.encode_image(torch.randn(1, 3, size, size)))
+    assert clip_cost(AnnotationConfig(model="RN50", pretrained="openai"))[0] == flop
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
 def test_sampling_computes_as_much_as_its_rows(tiny_sd_epsilon, tiny_names, guidance_scale):
-    """By the model's own PNDM, guided in half of its calls."""
+    """With the model's own PNDM, guided in half of its calls."""
     settings = {"steps": 5, "guidance_scale": guidance_scale, "guidance_interval": (0, 0.5)}
     config = GeneratorConfig(model=str(tiny_sd_epsilon), **settings)
     generator = load_generator(config, device="cpu")
     noise = torch.randn(1, *generator.latent_shape)
-    told = generator.encode(tiny_names[:1])
-    counted, _ = flops(lambda: generator.sample(noise, told))
-    assert counted == network_rows(config, 1) * generator_cost(config).row
+    condition = generator.encode(tiny_names[:1])
+    flop, _ = flops(lambda: generator.sample(noise, condition))
+    assert flop == network_rows(config, 1) * generator_cost(config).row
 
 
 def test_models_that_are_not_here_are_not_counted(tmp_path):
     message = r"^generator\.model = owner/model: is not on this machine; its cost is known once"
-    with pytest.raises(NotHere, match=message):
+    with pytest.raises(NotLocal, match=message):
         generator_cost(GeneratorConfig(model="owner/model", revision="0" * 40))
     with pytest.raises(InputError, match=r"^generator\.model = .+/gone: there is no such folder"):
         generator_cost(GeneratorConfig(model=str(tmp_path / "gone")))
-    with pytest.raises(NotHere, match=r"^annotation\.model = owner/clip: is not on this machine"):
+    with pytest.raises(NotLocal, match=r"^annotation\.model = owner/clip: is not on this machine"):
         clip_cost(AnnotationConfig(model="hf-hub:owner/clip", revision="0" * 40))
 
 
 def test_a_hub_model_is_counted_once_all_of_it_was_fetched(tiny_sd, tmp_path, monkeypatch):
-    """Its config files, that is; weights are not looked for."""
+    """All config files are needed; weights are not looked for."""
     copy = tmp_path / "models--owner--model" / "snapshots" / COMMIT
     shutil.copytree(tiny_sd, copy, ignore=shutil.ignore_patterns("*.safetensors", "unet"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     config = GeneratorConfig(model="owner/model", revision=COMMIT)
-    with pytest.raises(NotHere, match=r"^generator\.model = owner/model: .*no folder unet; fetch"):
+    with pytest.raises(NotLocal, match=r"^generator\.model = owner/model: .*no folder unet; fetch"):
         generator_cost(config)
     (copy / "unet").mkdir()
-    with pytest.raises(NotHere, match=r"^generator\.model = owner/model: cannot be loaded"):
+    with pytest.raises(NotLocal, match=r"^generator\.model = owner/model: cannot be loaded"):
         generator_cost(config)
     shutil.copy(tiny_sd / "unet" / "config.json", copy / "unet")
     assert generator_cost(config) == generator_cost(GeneratorConfig(model=str(tiny_sd)))
@@ -194,24 +194,24 @@ def small(make_config, hasty_standins):
     return lambda *overrides: make_config(hasty_standins, *SMALL, *overrides)
 
 
-def counted_build(
+def build_and_count(
     config: BuildConfig, folder: Path
 ) -> tuple[list[CommitRecord], list[int], list[int]]:
-    """Make all shards: commit records, FLOP of each, rows through the whole U-Net in each."""
+    """Make all shards; returns commit records, and per shard its FLOP and U-Net rows."""
     root = begun(config, folder)
     plan = plan_of(root)
     models = load_models(root, plan, device="cpu")
-    records, counted, rows = [], [], []
-    with rows_of(models.generator.denoiser.network, rows), attention_in_the_open():
+    records, flop, rows = [], [], []
+    with rows_of(models.generator.denoiser.network, rows), unfused_attention():
         for shard in range(plan.num_shards):
             rows.append(0)
             spec = plan.shard(shard)
-            work, record = flops(
+            shard_flop, record = flops(
                 lambda s=spec: finish(generate_shard(s, plan, models=models, root=root))
             )
-            counted.append(work)
+            flop.append(shard_flop)
             records.append(record)
-    return records, counted, rows
+    return records, flop, rows
 
 
 @contextmanager
@@ -225,8 +225,8 @@ def rows_of(network: torch.nn.Module, rows: list[int]) -> Iterator[None]:
 
 
 @contextmanager
-def attention_in_the_open() -> Iterator[None]:
-    """No count sees into CLIP's fused kernel."""
+def unfused_attention() -> Iterator[None]:
+    """Without CLIP's fused kernel, into which no FLOP counter sees."""
     torch.backends.mha.set_fastpath_enabled(False)
     yield
     torch.backends.mha.set_fastpath_enabled(True)
@@ -258,44 +258,44 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_rows_and_flop_are_those_that_a_build_runs(small, tmp_path, recipe):
     config = small(*RECIPES[recipe])
-    records, counted, rows = counted_build(config, tmp_path)
-    found = estimate(BuildPlan(config))
-    assert sum(rows) == found.network_rows + found.noise_rows
-    # A simplex is mixed and projected by small matrix products, which are no network's.
-    share = 1e-4 if recipe == "simplex" else 1e-9
-    assert [record.tflop * 1e12 for record in records] == pytest.approx(counted, rel=share)
-    assert found.tflop * 1e12 == pytest.approx(sum(counted), rel=share)
-    assert found.unknown is None
+    records, flop, rows = build_and_count(config, tmp_path)
+    result = estimate(BuildPlan(config))
+    assert sum(rows) == result.network_rows + result.noise_rows
+    # A simplex is mixed and projected by small matrix products, which no network runs.
+    tolerance = 1e-4 if recipe == "simplex" else 1e-9
+    assert [record.tflop * 1e12 for record in records] == pytest.approx(flop, rel=tolerance)
+    assert result.tflop * 1e12 == pytest.approx(sum(flop), rel=tolerance)
+    assert result.unknown is None
 
 
 def test_rows_by_hand(small):
-    found = estimate(BuildPlan(small()))
+    result = estimate(BuildPlan(small()))
     # 3 steps, each with and without the prompt, of 4 images.
-    assert found.network_rows == COMPUTED * 4 * 3 * 2
-    assert (found.groups, found.images, found.shards) == (5, 20, 2)
-    assert (found.noise_rows, found.noise_ratio) == (0, 0)
+    assert result.network_rows == COMPUTED * 4 * 3 * 2
+    assert (result.groups, result.images, result.shards) == (5, 20, 2)
+    assert (result.noise_rows, result.noise_ratio) == (0, 0)
     interval = small("generator.steps=10", "generator.guidance_interval=[0.2, 0.5]")
     assert estimate(BuildPlan(interval)).network_rows == COMPUTED * 4 * (10 + 3)
 
 
 def test_tflop_by_hand(small):
     config = small("noise.strategy=select", "noise.max_cost=9")
-    work, found = series_cost(config), estimate(BuildPlan(config))
+    work, result = series_cost(config), estimate(BuildPlan(config))
     row, decode = work.generator.row, work.generator.decode
-    generated = found.network_rows * row + COMPUTED * 4 * decode + 20 * work.clip
+    generated = result.network_rows * row + COMPUTED * 4 * decode + 20 * work.clip
     # 8 candidates at 3 alphas, 3 steps there and 3 back, for each series; by whole batches.
-    assert found.noise_rows == COMPUTED * 8 * 3 * 6
-    assert found.tflop * 1e12 == pytest.approx(generated + found.noise_rows * row)
-    assert found.noise_ratio == pytest.approx(8 * 3 * 6 / (4 * 3 * 2))
+    assert result.noise_rows == COMPUTED * 8 * 3 * 6
+    assert result.tflop * 1e12 == pytest.approx(generated + result.noise_rows * row)
+    assert result.noise_ratio == pytest.approx(8 * 3 * 6 / (4 * 3 * 2))
 
 
 def test_the_price_of_chosen_noise_is_told_by_the_samplers_own_calls(small, tiny_sd_epsilon):
     """PNDM, which the model brings, makes four calls in three steps."""
     noise = ("noise.strategy=select", "noise.max_cost=9", "shards.groups_per_batch=1")
-    found = estimate(BuildPlan(small(f"generator.model={tiny_sd_epsilon}", *noise)))
-    assert found.network_rows == 5 * 4 * 4 * 2
-    assert found.noise_rows == 5 * 8 * 3 * 6
-    assert found.noise_ratio == found.noise_rows / found.network_rows
+    result = estimate(BuildPlan(small(f"generator.model={tiny_sd_epsilon}", *noise)))
+    assert result.network_rows == 5 * 4 * 4 * 2
+    assert result.noise_rows == 5 * 8 * 3 * 6
+    assert result.noise_ratio == result.noise_rows / result.network_rows
 
 
 @pytest.mark.parametrize(
@@ -314,9 +314,9 @@ def test_network_calls_of_the_families(request, small, family, fixture, override
     model = request.getfixturevalue(fixture)
     more = (f"generator.family={family}", f"generator.model={model}", "generator.steps=7")
     config = small(*more, *overrides)
-    found = generator_cost(config.generator)
-    assert found.calls == network_calls(config.generator) == calls
-    assert found.image_size == 16  # latents of 8 pixels and a VAE that doubles them
+    result = generator_cost(config.generator)
+    assert result.calls == network_calls(config.generator) == calls
+    assert result.image_size == 16  # latents of 8 pixels and a VAE that doubles them
 
 
 @pytest.mark.parametrize("image_format", ["webp", "png", "jpg"])
@@ -348,14 +348,14 @@ def test_hours():
 
 def test_a_model_that_was_never_fetched(small):
     config = small("generator.model=owner/model", f"generator.revision={'a' * 40}")
-    found = estimate(BuildPlan(config))
-    assert (found.groups, found.images, found.shards) == (5, 20, 2)
-    assert (found.tflop, found.network_rows, found.bytes) == (None, None, None)
-    assert found.unknown.startswith("generator.model = owner/model: is not on this machine")
+    result = estimate(BuildPlan(config))
+    assert (result.groups, result.images, result.shards) == (5, 20, 2)
+    assert (result.tflop, result.network_rows, result.bytes) == (None, None, None)
+    assert result.unknown.startswith("generator.model = owner/model: is not on this machine")
 
 
 def test_millions_of_series_by_arithmetic(small):
-    """A million of each of 5 pairs and in the end 2 in a shard of their own."""
+    """A million series per pair, of 5 pairs; the last 2 are in a shard of their own."""
     plan = BuildPlan(small("mixing.groups_per_pair=1000003"))
     assert divmod(plan.num_groups, 3) == (1_666_671, 2)
     computed = 4 * 1_666_671 + 2
@@ -378,23 +378,23 @@ def test_a_batch_that_fills_up_is_counted_as_it_runs(make_config, hasty_standins
     config = make_config(
         hasty_standins, "mixing.pairs.kind=sampled", "mixing.pairs.count=3", "generator.steps=1"
     )
-    found = time_batch(BuildPlan(config), device="cpu", noise_ratio=0.5)
-    assert found.images == 3 * 4
+    result = time_batch(BuildPlan(config), device="cpu", noise_ratio=0.5)
+    assert result.images == 3 * 4
     work = series_cost(config)
     generated = 4 * (4 * 2 * work.generator.row + 4 * work.generator.decode)
-    assert found.tflop == pytest.approx((generated + 3 * 4 * work.clip) / 1e12)
-    assert found.build_seconds == pytest.approx(1.5 * found.seconds)  # one batch is all of it
-    assert set(found.stages) == {"noise", "generate", "annotate"}
-    assert sum(found.stages.values()) <= found.seconds
+    assert result.tflop == pytest.approx((generated + 3 * 4 * work.clip) / 1e12)
+    assert result.build_seconds == pytest.approx(1.5 * result.seconds)  # one batch is all of it
+    assert set(result.stages) == {"noise", "generate", "annotate"}
+    assert sum(result.stages.values()) <= result.seconds
 
 
 def test_similar_pairs_need_not_be_known(make_config, hasty_standins):
     config = make_config(
         hasty_standins, "mixing.pairs.kind=similar", "mixing.pairs.count=20", "generator.steps=1"
     )
-    found = time_batch(BuildPlan(config), device="cpu", noise_ratio=0)
+    result = time_batch(BuildPlan(config), device="cpu", noise_ratio=0)
     # 20 series in shards of 6: 8 + 8 + 8 + 4 are computed, in batches of 4.
-    assert found.build_seconds == pytest.approx(7 * found.seconds)
+    assert result.build_seconds == pytest.approx(7 * result.seconds)
 
 
 def test_the_rate_of_this_device():

@@ -1,4 +1,4 @@
-"""A series that comes out flat, or as no numbers, costs its shard nothing but itself.
+"""A flat or non-finite series is left out of its shard; all its other series stay.
 
 Real builds, in which the network breaks down on the noise of some groups.
 """
@@ -45,9 +45,9 @@ REASONS = {
 
 
 def rows_of(noise: torch.Tensor, seeds: list[int]) -> torch.Tensor:
-    """Which rows of some latents are the noise of these seeds, [B]."""
-    wanted = initial_noise(seeds, noise.shape[1:]).to(noise)
-    return (noise[:, None] == wanted).flatten(2).all(2).any(1)
+    """Whether each row of `noise` is the initial noise of one of the seeds, bool [B]."""
+    expected = initial_noise(seeds, noise.shape[1:]).to(noise)
+    return (noise[:, None] == expected).flatten(2).all(2).any(1)
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def broken(monkeypatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def lacking(hasty_config, broken, tmp_path) -> Root:
-    """All but group 20, which is in the middle of shard 3; indexed."""
+def incomplete(hasty_config, broken, tmp_path) -> Root:
+    """An indexed root without group 20, which is in the middle of shard 3."""
     broken(hasty_config, {20: NAN})
     root = made(hasty_config, tmp_path / "lacking")
     root.write_index()
@@ -85,23 +85,23 @@ def test_one_series_is_left_out_and_named(hasty_config, built, broken, tmp_path,
     assert [(s.group, s.reason) for s in record.left_out] == [(20, REASONS[value])]
     assert (record.groups, record.group_numbers) == (5, [18, 19, 21, 22, 23])
     assert root.record(2).left_out == []
-    found, whole = samples(root), samples(built)
-    assert found == {group: whole[group] for group in range(12, 24) if group != 20}
-    kept = features(built, 3)["features"][[0, 1, 3, 4, 5]]
-    assert torch.equal(features(root, 3)["features"], kept)
+    series, expected = samples(root), samples(built)
+    assert series == {group: expected[group] for group in range(12, 24) if group != 20}
+    expected_features = features(built, 3)["features"][[0, 1, 3, 4, 5]]
+    assert torch.equal(features(root, 3)["features"], expected_features)
     assert list(verify(root, full=True)) == []
 
 
-def test_status_training_and_looks_know_of_it(lacking):
-    found = lacking.progress()
-    assert (found.done, found.left_out, found.groups_done, found.groups) == (8, 1, 44, 45)
-    assert lacking.status()["left_out"] == 1
-    assert len(MixedDataset(lacking.url)) == len(MixedDataset(lacking.url).images) == 44
-    assert 20 not in some_of_all_pairs(lacking, 44)
-    for look in (lambda: read_series(lacking, [19, 20]), lambda: regenerate(lacking, 20)):
+def test_status_training_and_looks_know_of_it(incomplete):
+    state = incomplete.progress()
+    assert (state.done, state.left_out, state.groups_done, state.groups) == (8, 1, 44, 45)
+    assert incomplete.status()["left_out"] == 1
+    assert len(MixedDataset(incomplete.url)) == len(MixedDataset(incomplete.url).images) == 44
+    assert 20 not in some_of_all_pairs(incomplete, 44)
+    for read in (lambda: read_series(incomplete, [19, 20]), lambda: regenerate(incomplete, 20)):
         with pytest.raises(InputError, match=rf"^group = 20: .*: {REASONS[NAN]}$"):
-            look()
-    assert regenerate(lacking, 21, device="cpu") == samples(lacking)[21]
+            read()
+    assert regenerate(incomplete, 21, device="cpu") == samples(incomplete)[21]
 
 
 def test_more_than_are_allowed_fail_their_shard_and_are_named(
@@ -150,10 +150,10 @@ def test_features_that_are_no_numbers_leave_their_series_out(hasty_config, tmp_p
 
     def overflowing(self, images):
         calls.append(len(images))
-        found = encode(self, images).clone()
+        output = encode(self, images).clone()
         if len(calls) == 2:  # the last two groups of shard 0
-            found[5] = 1e6  # a number, but none that float16 has
-        return found
+            output[5] = 1e6  # a number, but none that float16 has
+        return output
 
     monkeypatch.setattr(ClipEncoder, "encode", overflowing)
     assert work(root, "--shards", "0") == 0
@@ -164,7 +164,7 @@ def test_features_that_are_no_numbers_leave_their_series_out(hasty_config, tmp_p
     assert list(verify(root, full=True)) == []
 
 
-CHOSEN = ("noise.candidates=2", "noise.steps=1", "noise.alphas=[0.5]", "noise.max_cost=99")
+SELECTION = ("noise.candidates=2", "noise.steps=1", "noise.alphas=[0.5]", "noise.max_cost=99")
 
 
 @pytest.mark.parametrize("strategy", ["select", "optimise"])
@@ -172,14 +172,14 @@ def test_a_series_whose_noises_have_no_score_is_left_out(
     make_config, hasty_standins, tmp_path, monkeypatch, strategy
 ):
     more = ("noise.iterations=1", f"noise.strategy={strategy}", "shards.groups_per_batch=2")
-    config = make_config(hasty_standins, *CHOSEN, *more)
+    config = make_config(hasty_standins, *SELECTION, *more)
     seeds = [BuildPlan(config).group(3).seed, hashed_seed(0, "group", 3, 1)]
     predict = LatentDiffusion.predict
 
     def breaking(self, latents, timestep, condition, guidance_scale):
-        found = predict(self, latents, timestep, condition, guidance_scale)
+        output = predict(self, latents, timestep, condition, guidance_scale)
         hit = rows_of(latents.detach(), seeds)[:, None, None, None]
-        return torch.where(hit, torch.nan, found)
+        return torch.where(hit, torch.nan, output)
 
     monkeypatch.setattr(LatentDiffusion, "predict", breaking)
     root = made(config, tmp_path / "root", "--shards", "0")
@@ -190,35 +190,35 @@ def test_a_series_whose_noises_have_no_score_is_left_out(
         regenerate(root, 3, device="cpu")
 
 
-def test_further_labels_are_of_what_is_there(lacking, other_clip):
-    there = [group for group in range(45) if group != 20]
+def test_further_labels_are_of_what_is_there(incomplete, other_clip):
+    groups = [group for group in range(45) if group != 20]
     for change in ("scale=4.0", f"model=local-dir:{other_clip}"):
-        labels = relabel(lacking, change)
+        labels = relabel(incomplete, change)
         assert (labels.missing(), labels.failures()) == ([], {})
-        assert list(by_group(labels)) == there
+        assert list(by_group(labels)) == groups
 
 
-def test_a_baked_root_says_the_same(lacking, tmp_path):
-    labels = relabel(lacking, "scale=4.0")
-    config = relabelled_config(lacking, ["annotation.scale=4.0"])
-    baked = bake(lacking, config, labels, tmp_path / "baked")
-    assert baked.record(3).left_out == lacking.record(3).left_out
-    assert list(samples(baked)) == list(samples(lacking))
+def test_a_baked_root_says_the_same(incomplete, tmp_path):
+    labels = relabel(incomplete, "scale=4.0")
+    config = relabelled_config(incomplete, ["annotation.scale=4.0"])
+    baked = bake(incomplete, config, labels, tmp_path / "baked")
+    assert baked.record(3).left_out == incomplete.record(3).left_out
+    assert list(samples(baked)) == list(samples(incomplete))
     assert list(verify(baked, full=True)) == []
     assert baked.progress().left_out == 1
 
 
-def test_an_audit_names_it(lacking, tmp_path):
-    found = audit(PinnedRoot(lacking))
-    assert found.values["series"] == 44
-    assert found.values["left_out"] == [{"group": 20, "reason": REASONS[NAN]}]
-    (check,) = [check for check in found.checks if check.name == "series left out"]
+def test_an_audit_names_it(incomplete, tmp_path):
+    result = audit(PinnedRoot(incomplete))
+    assert result.values["series"] == 44
+    assert result.values["left_out"] == [{"group": 20, "reason": REASONS[NAN]}]
+    (check,) = [check for check in result.checks if check.name == "series left out"]
     assert (check.figure, check.ok) == (f"1; group 20: {REASONS[NAN]}", False)
-    write_page(tmp_path / "audit.html", found, title="t")
+    write_page(tmp_path / "audit.html", result, title="t")
     assert f"1; group 20: {REASONS[NAN]}" in (tmp_path / "audit.html").read_text()
 
 
 def test_an_audit_of_a_whole_root_has_nothing_to_say_of_it(built):
-    found = audit(PinnedRoot(built))
-    assert found.values["left_out"] == []
-    assert "series left out" not in [check.name for check in found.checks]
+    result = audit(PinnedRoot(built))
+    assert result.values["left_out"] == []
+    assert "series left out" not in [check.name for check in result.checks]

@@ -58,16 +58,16 @@ def config_of(request, make_config, hasty_standins):
 
 
 def allocated(call) -> int:
-    """The most that the CPU's allocator had given out at a time."""
+    """Peak of the bytes that the CPU's allocator has given out."""
     call()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     events = profiler.profiler.kineto_results.events()
-    now = most = 0
+    current = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes() if event.name() == "[memory]" else 0
-        most = max(most, now)
-    return most
+        current += event.nbytes() if event.name() == "[memory]" else 0
+        peak = max(peak, current)
+    return peak
 
 
 @pytest.mark.parametrize("model", FAMILIES)
@@ -75,40 +75,40 @@ def test_live_tensors_are_those_that_the_allocator_gives_out(config_of, model):
     config = config_of(model, guidance_scale=3.0).generator
     generator = load_generator(config, device="cpu")
     noise = torch.randn(64, *generator.latent_shape)
-    told, step = generator.denoiser.unconditional.expand(64), torch.tensor(500)
+    condition, step = generator.denoiser.unconditional.expand(64), torch.tensor(500)
 
     def call() -> None:
         with torch.no_grad():
-            generator.predict(noise, step, told, 3.0)
+            generator.predict(noise, step, condition, 3.0)
 
-    # The CPU's kernels work in copies that a GPU's do without.
+    # Kernels on the CPU make copies that those on a GPU do without.
     assert 0.7 * allocated(call) < peak_bytes(call) <= 1.05 * allocated(call)
 
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_what_is_counted_without_weights_is_what_a_loaded_model_takes(config_of, model):
     config = config_of(model, guidance_scale=3.0)
-    found = memory_needed(config)
+    needed = memory_needed(config)
     loaded = load_pipeline(config.generator, device="cpu")
     sizes = network_bytes(loaded)
     texts = sum(size for name, size in sizes.items() if "text_encoder" in name)
-    assert (found.texts, found.vae) == (texts, sizes["vae"])
-    assert found.network == max(sizes.get("unet", 0), sizes.get("transformer", 0))
+    assert (needed.texts, needed.vae) == (texts, sizes["vae"])
+    assert needed.network == max(sizes.get("unet", 0), sizes.get("transformer", 0))
     generator = load_generator(config.generator, device="cpu")
     rows = config.shards.groups_per_batch * config.mixing.images
     noise = torch.randn(rows, *generator.latent_shape)
-    told = generator.denoiser.unconditional.expand(rows)
-    real = peak_bytes(lambda: generator.predict(noise, torch.tensor(0), told, 3.0))
-    assert found.sampling == pytest.approx(real, rel=0.1)
+    condition = generator.denoiser.unconditional.expand(rows)
+    measured_peak = peak_bytes(lambda: generator.predict(noise, torch.tensor(0), condition, 3.0))
+    assert needed.sampling == pytest.approx(measured_peak, rel=0.1)
     decoded = noise[: generator.decode_batch]
-    assert found.decoding == peak_bytes(lambda: generator.decode(decoded))
+    assert needed.decoding == peak_bytes(lambda: generator.decode(decoded))
 
 
 def test_half_precision_halves_it(config_of):
-    whole, half = (memory_needed(config_of("tiny_sd3", dtype=d)) for d in ("float32", "bfloat16"))
-    assert half.network == whole.network / 2
-    assert half.texts == pytest.approx(whole.texts / 2, rel=0.01)  # but for whole numbers
-    assert half.sampling < 0.8 * whole.sampling
+    full, half = (memory_needed(config_of("tiny_sd3", dtype=d)) for d in ("float32", "bfloat16"))
+    assert half.network == full.network / 2
+    assert half.texts == pytest.approx(full.texts / 2, rel=0.01)  # all but the integers
+    assert half.sampling < 0.8 * full.sampling
 
 
 def test_a_flow_model_has_its_text_encoders_gone_before_the_transformer_comes(config_of):
@@ -123,23 +123,23 @@ def test_a_flow_model_has_its_text_encoders_gone_before_the_transformer_comes(co
 
 def test_offloading_leaves_one_network_at_a_time(config_of):
     config = config_of("tiny_sdxl", offload="model")
-    found, whole = memory_needed(config), memory_needed(config_of("tiny_sdxl"))
-    assert found.encoding == found.clip + found.texts
-    alone = max(found.network + found.sampling, found.vae + found.decoding)
-    assert found.making == found.clip + alone < whole.making
+    needed, full = memory_needed(config), memory_needed(config_of("tiny_sdxl"))
+    assert needed.encoding == needed.clip + needed.texts
+    alone = max(needed.network + needed.sampling, needed.vae + needed.decoding)
+    assert needed.making == needed.clip + alone < full.making
 
 
 @pytest.mark.parametrize("model", ["tiny_sdxl", "tiny_dit", "tiny_sd3", "tiny_z_image"])
 def test_an_offloaded_model_makes_the_same_images(config_of, model):
-    names, made = ["dog", "crane"], []
+    names, images = ["dog", "crane"], []
     for offload in ("none", "model"):
         config = config_of(model, offload=offload, guidance_scale=3.0, steps=2).generator
         generator = load_generator(config, device="cpu", names=names[:1])
         noise = torch.randn(1, *generator.latent_shape, generator=torch.manual_seed(0))
-        made.append(generator.decode(generator.sample(noise, generator.encode(names[:1]))))
+        images.append(generator.decode(generator.sample(noise, generator.encode(names[:1]))))
         hooked = hasattr(generator.denoiser.network, "_hf_hook")
         assert hooked == (offload == "model")
-    assert torch.equal(*made)
+    assert torch.equal(*images)
 
 
 def test_networks_that_a_gpu_has_no_room_for_are_refused_by_name(tiny_sd3, monkeypatch):
@@ -151,9 +151,11 @@ def test_networks_that_a_gpu_has_no_room_for_are_refused_by_name(tiny_sd3, monke
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room["free"], 0))
     check_weights_fit(texts, config, "cuda:0")
     room["free"] -= 1
-    with pytest.raises(InputError, match=rf"^generator\.model = .*its {largest} alone takes") as no:
+    with pytest.raises(
+        InputError, match=rf"^generator\.model = .*its {largest} alone takes"
+    ) as error:
         check_weights_fit(texts, config, "cuda:0")
-    assert "generator.offload: model" in str(no.value)
+    assert "generator.offload: model" in str(error.value)
     check_weights_fit(texts, config.model_copy(update={"offload": "model"}), "cuda:0")
     check_weights_fit(texts, config, "cpu")
 
@@ -174,7 +176,7 @@ def test_readme_says_what_published_models_take(hasty_config, name, tmp_path):
     config = load_settings(BuildConfig, base | changes)
     offloaded = load_settings(BuildConfig, base | changes, ["generator.offload=model"])
     needed, work = memory_needed(config), generator_cost(config.generator)
-    found = [
+    cells = [
         f"{network_rows(config.generator, 1)} \N{MULTIPLICATION SIGN} {work.row / TERA:.1f}",
         f"{needed.network / 1e9:.1f} + {needed.texts / 1e9:.1f}",
         f"{needed.making / 1e9:.1f}",
@@ -182,4 +184,4 @@ def test_readme_says_what_published_models_take(hasty_config, name, tmp_path):
     ]
     lines = README.read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {name} |"))
-    assert [cell.strip() for cell in line.strip("|").split("|")][1:] == found
+    assert [cell.strip() for cell in line.strip("|").split("|")][1:] == cells

@@ -1,4 +1,4 @@
-"""Models that somebody prepared or had a root name: none is asked for, and no pickle is read."""
+"""Models that an attacker prepared or names in a root: none is fetched, no pickle is read."""
 
 import io
 import json
@@ -28,7 +28,7 @@ from semix.pipeline.provenance import identity
 from semix.pipeline.worker import CONFIGURATION
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PLACE = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[2]
 
 LOADING = """
 import json, sys
@@ -63,15 +63,15 @@ def pickled() -> bytes:
 
 
 class Hub:
-    """A hub that has nothing, and remembers what it was asked for."""
+    """A hub that has nothing and records the paths of all requests."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
-        asked = self.asked
+        self.requests: list[str] = []
+        requests = self.requests
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked.append(self.path)
+                requests.append(self.path)
                 self.send_response(404)
                 self.send_header("X-Error-Code", "EntryNotFound")
                 self.send_header("Content-Length", "0")
@@ -85,24 +85,24 @@ class Hub:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Of a process whose user is logged in to this hub."""
+        """The environment of a process whose user is logged in to this hub."""
         return os.environ | {
             "HF_ENDPOINT": f"http://127.0.0.1:{self.server.server_port}",
             "HF_TOKEN": "hf_secret",
             "HF_HOME": str(home),
             "HF_HUB_OFFLINE": "0",
-            "PYTHONPATH": str(PLACE),
+            "PYTHONPATH": str(CHECKOUT),
         }
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    found = Hub()
-    thread = threading.Thread(target=found.server.serve_forever, daemon=True)
+    instance = Hub()
+    thread = threading.Thread(target=instance.server.serve_forever, daemon=True)
     thread.start()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    yield instance
+    instance.server.shutdown()
+    instance.server.server_close()
     thread.join()
 
 
@@ -110,22 +110,22 @@ def hub() -> Iterator[Hub]:
 def run(hub, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
     """Run Python with these arguments, its hub being `hub`."""
 
-    def started(*arguments: object, text: str = "") -> subprocess.CompletedProcess:
+    def run_python(*arguments: object, text: str = "") -> subprocess.CompletedProcess:
         return subprocess.run(
             [sys.executable, *map(str, arguments)],
             input=text,
             capture_output=True,
             text=True,
             env=hub.environment(tmp_path / "hf"),
-            cwd=PLACE,
+            cwd=CHECKOUT,
         )
 
-    return started
+    return run_python
 
 
-def every_place(tiny_sd: Path, clip: Path, **revision: str) -> list[tuple[str, dict]]:
-    """Settings that name something of the hub, one after another in every place there is."""
-    local, here = {"model": str(tiny_sd)}, {"model": f"local-dir:{clip}"}
+def hub_settings(tiny_sd: Path, clip: Path, **revision: str) -> list[tuple[str, dict]]:
+    """Settings that name something on the hub, one for each setting that can."""
+    local, clip_settings = {"model": str(tiny_sd)}, {"model": f"local-dir:{clip}"}
     tiny = {"tiny_decoder": "some/tiny"} | {f"tiny_decoder_{n}": c for n, c in revision.items()}
     unet = {"unet": "some/unet"} | {f"unet_{n}": c for n, c in revision.items()}
     lora = {"path": "some/lora", "weight_name": "x.safetensors", **revision}
@@ -135,7 +135,7 @@ def every_place(tiny_sd: Path, clip: Path, **revision: str) -> list[tuple[str, d
         ("generator", local | {"lora": [lora]}),
         ("generator", local | tiny),
         ("annotation", {"model": "hf-hub:some/clip", **revision}),
-        ("annotation", here | {"second": {"model": "hf-hub:some/second", **revision}}),
+        ("annotation", clip_settings | {"second": {"model": "hf-hub:some/second", **revision}}),
     ]
 
 
@@ -144,40 +144,40 @@ def test_a_root_that_names_unpinned_models_makes_nobody_ask_for_them(
     hub, run, tiny_sd, hasty_standins
 ):
     """The attacker's plan names his repositories by branch, to learn the token of who looks."""
-    cases = every_place(tiny_sd, hasty_standins.clip)
-    cases += every_place(tiny_sd, hasty_standins.clip, revision="main")
+    cases = hub_settings(tiny_sd, hasty_standins.clip)
+    cases += hub_settings(tiny_sd, hasty_standins.clip, revision="main")
     local = [
         ("generator", {"model": str(tiny_sd)}),
         ("annotation", {"model": f"local-dir:{hasty_standins.clip}"}),
     ]
-    found = run("-c", LOADING, text=json.dumps(cases + local))
-    lines = found.stdout.splitlines()
-    assert lines[len(cases) :] == ["loaded", "loaded"], found.stderr
+    result = run("-c", LOADING, text=json.dumps(cases + local))
+    lines = result.stdout.splitlines()
+    assert lines[len(cases) :] == ["loaded", "loaded"], result.stderr
     for line, (_, settings) in zip(lines, cases, strict=False):
         assert "pin the commit of" in line, (line, settings)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 @pytest.mark.process
 def test_of_a_pinned_model_that_very_commit_is_asked_for(hub, run, tiny_sd, hasty_standins):
     """The attacker moves a branch: nobody follows, as only the commit is ever named."""
-    cases = every_place(tiny_sd, hasty_standins.clip, revision=COMMIT)
-    found = run("-c", LOADING, text=json.dumps(cases))
-    lines = found.stdout.splitlines()
-    assert len(lines) == len(cases), found.stderr
+    cases = hub_settings(tiny_sd, hasty_standins.clip, revision=COMMIT)
+    result = run("-c", LOADING, text=json.dumps(cases))
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(cases), result.stderr
     for line in lines:
         assert line.startswith("InputError"), line
     for name in ("model", "unet", "lora", "tiny", "clip", "second"):
-        about = [path for path in hub.asked if f"some/{name}" in path]
-        assert about, name
-        assert all(COMMIT in path for path in about), about
+        paths = [path for path in hub.requests if f"some/{name}" in path]
+        assert paths, name
+        assert all(COMMIT in path for path in paths), paths
 
 
 @pytest.fixture
 def foreign(root) -> Callable[..., Root]:
-    """A whole root whose plan was changed, as its maker can."""
+    """foreign(*overrides): a finished root whose plan was changed, as its maker can."""
 
-    def made(*overrides: str) -> Root:
+    def change_plan(*overrides: str) -> Root:
         plan = root.plan
         config = load_settings(BuildConfig, plan.config, overrides)
         digest = identity(config, plan.class_names, plan.models)
@@ -185,7 +185,7 @@ def foreign(root) -> Callable[..., Root]:
         root.store.put(PLAN, plan.model_copy(update=changes).written())
         return Root(root.url)
 
-    return made
+    return change_plan
 
 
 @pytest.mark.process
@@ -213,24 +213,24 @@ def test_neither_a_look_nor_a_worker_asks_for_what_a_root_does_not_pin(
     root = foreign(override)
     if status == CONFIGURATION:
         shutil.rmtree(Path(root.url) / "shards")  # there is something to make
-    found = run("-m", *(root.url if part == "URL" else part for part in command))
-    assert found.returncode == status, found.stderr
-    assert f"{field} = nothing: pin the commit of" in found.stderr
-    assert hub.asked == []
+    result = run("-m", *(root.url if word == "URL" else word for word in command))
+    assert result.returncode == status, result.stderr
+    assert f"{field} = nothing: pin the commit of" in result.stderr
+    assert hub.requests == []
 
 
 @pytest.mark.process
 def test_of_a_tag_the_safetensors_alone_are_asked_for(hub, run):
     """The attacker takes the safetensors of a tag away: no pickle is fetched in their place."""
     tag = {"model": "ViT-B-32-quickgelu", "pretrained": "openai"}
-    found = run("-c", LOADING, text=json.dumps([("annotation", tag)]))
-    assert "has no open_clip_model.safetensors on the hub" in found.stdout, found.stderr
-    place = "timm/vit_base_patch32_clip_224.openai/resolve/main/open_clip_model.safetensors"
-    assert {path.lstrip("/") for path in hub.asked if "timm" in path} == {place}
+    result = run("-c", LOADING, text=json.dumps([("annotation", tag)]))
+    assert "has no open_clip_model.safetensors on the hub" in result.stdout, result.stderr
+    file = "timm/vit_base_patch32_clip_224.openai/resolve/main/open_clip_model.safetensors"
+    assert {path.lstrip("/") for path in hub.requests if "timm" in path} == {file}
 
 
-def refused(match: str, model: str, pretrained: str | None = None) -> None:
-    """By the check before a build, and where the model is loaded."""
+def assert_refused(match: str, model: str, pretrained: str | None = None) -> None:
+    """Both the check before a build and the loader refuse the model."""
     with pytest.raises(InputError, match=match):
         check_clip(AnnotationConfig(model=model, pretrained=pretrained))
     with pytest.raises(InputError, match=match):
@@ -246,7 +246,9 @@ def test_a_clip_folder_with_a_pickle_is_refused(clip, name, other):
         shutil.copy(weights, clip / other)
     weights.unlink()
     (clip / name).write_bytes(pickled())
-    refused(rf"{name}: is no safetensors file, and no other is read; convert", f"local-dir:{clip}")
+    assert_refused(
+        rf"{name}: is no safetensors file, and no other is read; convert", f"local-dir:{clip}"
+    )
 
 
 def test_a_pickle_beside_the_safetensors_of_a_clip_is_never_read(clip):
@@ -264,7 +266,7 @@ def test_a_file_of_another_format_is_refused_with_what_works(tmp_path, name):
     match = (
         rf"annotation\.pretrained = .*{name}: is no safetensors file.*format.md.*has openai, laion"
     )
-    refused(match, "ViT-B-32", str(path))
+    assert_refused(match, "ViT-B-32", str(path))
 
 
 def test_every_tag_of_open_clip_is_safetensors_or_refused_by_name():
@@ -274,7 +276,7 @@ def test_every_tag_of_open_clip_is_safetensors_or_refused_by_name():
         for tag in tags:
             if not get_pretrained_cfg(model, tag)["hf_hub"].endswith("/"):
                 unfit.add(model)
-                refused(
+                assert_refused(
                     r"pretrained = .*: its weights are no safetensors, and no other", model, tag
                 )
     assert "ViTamin-S" in unfit
@@ -300,17 +302,19 @@ def test_a_pickle_named_safetensors_is_refused_in_our_words(clip, tmp_path, cont
 )
 def test_a_clip_whose_tower_comes_from_elsewhere_is_refused(clip, tower, settings):
     """The attacker's own pinned model names an unpinned one in its settings."""
-    found = json.loads((clip / "open_clip_config.json").read_text())
-    found["model_cfg"][tower] |= settings
-    (clip / "open_clip_config.json").write_text(json.dumps(found))
-    refused(rf"annotation\.model = .*: its {tower} takes .*of no commit", f"local-dir:{clip}")
+    content = json.loads((clip / "open_clip_config.json").read_text())
+    content["model_cfg"][tower] |= settings
+    (clip / "open_clip_config.json").write_text(json.dumps(content))
+    assert_refused(
+        rf"annotation\.model = .*: its {tower} takes .*of no commit", f"local-dir:{clip}"
+    )
     with pytest.raises(InputError, match="of no commit"):
         image_tower(EncoderConfig(model=f"local-dir:{clip}"), "annotation")
 
 
 def test_a_clip_by_name_whose_text_tower_is_asked_for_is_refused():
     """Of such a model open_clip asks the hub for the settings of another one, of no commit."""
-    refused("takes roberta-base from the hub", "roberta-ViT-B-32", "laion2b_s12b_b32k")
+    assert_refused("takes roberta-base from the hub", "roberta-ViT-B-32", "laion2b_s12b_b32k")
 
 
 def test_weights_of_a_tag_are_as_open_clip_would_load_them(clip, tmp_path, monkeypatch):
@@ -326,13 +330,13 @@ def test_weights_of_a_tag_are_as_open_clip_would_load_them(clip, tmp_path, monke
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "small", settings)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    ours = ClipEncoder(EncoderConfig(model="small", pretrained="good"), device="cpu")
-    theirs = open_clip.create_model("small", pretrained="good").eval()
-    assert ours.settings == theirs.visual.preprocess_cfg
-    pixels = torch.rand(2, 3, *[theirs.visual.image_size[0]] * 2)
+    encoder = ClipEncoder(EncoderConfig(model="small", pretrained="good"), device="cpu")
+    reference = open_clip.create_model("small", pretrained="good").eval()
+    assert encoder.settings == reference.visual.preprocess_cfg
+    pixels = torch.rand(2, 3, *[reference.visual.image_size[0]] * 2)
     with torch.inference_mode():
-        expected = theirs.encode_image(pixels)
-        torch.testing.assert_close(ours.model.encode_image(pixels), expected, rtol=0, atol=0)
+        expected = reference.encode_image(pixels)
+        torch.testing.assert_close(encoder.model.encode_image(pixels), expected, rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -341,8 +345,8 @@ def model(tiny_sd, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def refused_generator(match: str, hasty_config: BuildConfig, *overrides: str) -> None:
-    """By the check before a build, and where the model is loaded."""
+def assert_generator_refused(match: str, hasty_config: BuildConfig, *overrides: str) -> None:
+    """Both the check before a build and the loader refuse the model."""
     config = load_settings(BuildConfig, hasty_config.model_dump(), overrides)
     with pytest.raises(InputError, match=match):
         check_models(config)
@@ -350,18 +354,18 @@ def refused_generator(match: str, hasty_config: BuildConfig, *overrides: str) ->
         load_generator(config.generator, device="cpu")
 
 
-@pytest.mark.parametrize("named", ["evil.bin", "../evil.safetensors", "/etc/x.safetensors"])
+@pytest.mark.parametrize("target", ["evil.bin", "../evil.safetensors", "/etc/x.safetensors"])
 @pytest.mark.parametrize("part", ["unet", "text_encoder"])
-def test_an_index_names_safetensors_beside_it(model, hasty_config, part, named):
+def test_an_index_names_safetensors_beside_it(model, hasty_config, part, target):
     """The attacker's index of shards leads to a pickle, or out of the folder."""
     weights = next((model / part).glob("*.safetensors"))
-    index = {"metadata": {"total_size": 1}, "weight_map": {"a": weights.name, "b": named}}
+    index = {"metadata": {"total_size": 1}, "weight_map": {"a": weights.name, "b": target}}
     (model / part / f"{weights.name}.index.json").write_text(json.dumps(index))
     (model / part / "evil.bin").write_bytes(pickled())
     match = r"safetensors\.index\.json: weight_map names .*which is no safetensors file beside it"
-    refused_generator(match, hasty_config, f"generator.model={model}")
+    assert_generator_refused(match, hasty_config, f"generator.model={model}")
     if part == "unet":
-        refused_generator(match, hasty_config, f"generator.unet={model / part}")
+        assert_generator_refused(match, hasty_config, f"generator.unet={model / part}")
 
 
 def test_a_config_names_safetensors_beside_it(model, hasty_config):
@@ -371,7 +375,7 @@ def test_a_config_names_safetensors_beside_it(model, hasty_config):
     path.write_text(json.dumps(config))
     (model / "text_encoder" / "adapter_model.bin").write_bytes(pickled())
     match = r"config\.json: transformers_weights names 'adapter_model\.bin', which is no safeten"
-    refused_generator(match, hasty_config, f"generator.model={model}")
+    assert_generator_refused(match, hasty_config, f"generator.model={model}")
 
 
 def test_an_adapter_that_names_its_base_is_refused(model, hasty_config):
@@ -380,7 +384,7 @@ def test_an_adapter_that_names_its_base_is_refused(model, hasty_config):
     adapter = {"base_model_name_or_path": "attacker/base", "peft_type": "LORA"}
     (model / "text_encoder" / "adapter_config.json").write_text(json.dumps(adapter))
     match = r"adapter_config\.json: names a model to be fetched"
-    refused_generator(match, hasty_config, f"generator.model={model}")
+    assert_generator_refused(match, hasty_config, f"generator.model={model}")
 
 
 def test_a_part_of_another_kind_or_place_is_refused(model, hasty_config):
@@ -388,10 +392,12 @@ def test_a_part_of_another_kind_or_place_is_refused(model, hasty_config):
     path = model / "model_index.json"
     index = json.loads(path.read_text())
     path.write_text(json.dumps(index | {"text_encoder": ["transformers", "DetrModel"]}))
-    refused_generator("its text_encoder is a DetrModel", hasty_config, f"generator.model={model}")
+    assert_generator_refused(
+        "its text_encoder is a DetrModel", hasty_config, f"generator.model={model}"
+    )
     path.write_text(json.dumps(index))
     shutil.rmtree(model / "text_encoder")
-    refused_generator("has no folder text_encoder", hasty_config, f"generator.model={model}")
+    assert_generator_refused("has no folder text_encoder", hasty_config, f"generator.model={model}")
 
 
 @pytest.mark.parametrize("part", ["unet", "text_encoder"])

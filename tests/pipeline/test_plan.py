@@ -1,3 +1,5 @@
+"""Plans: groups, shards and digests; sets of classes and points of mixing."""
+
 import itertools
 import shutil
 from pathlib import Path
@@ -90,18 +92,18 @@ def test_a_model_is_known_by_its_files_wherever_they_lie(hasty_config, hasty_sta
         changes["tiny_decoder"] = f"{folder}/sd/vae"
         config = altered(
             hasty_config,
-            *(f"generator.{name}={place}" for name, place in changes.items()),
+            *(f"generator.{name}={path}" for name, path in changes.items()),
             f"generator.lora=[{{path: {folder}/lora.safetensors}}]",
             f"annotation.model=local-dir:{folder}/clip",
             f"annotation.second={{model: 'local-dir:{folder}/other'}}",
         )
         return BuildPlan(config).digest
 
-    for place in (tmp_path / "one", tmp_path / "two"):
-        shutil.copytree(hasty_standins.diffusion, place / "sd")
+    for path in (tmp_path / "one", tmp_path / "two"):
+        shutil.copytree(hasty_standins.diffusion, path / "sd")
         for name in ("clip", "other"):
-            shutil.copytree(hasty_standins.clip, place / name)
-        shutil.copy(lora, place)
+            shutil.copytree(hasty_standins.clip, path / name)
+        shutil.copy(lora, path)
     moved, digests = tmp_path / "two", [digest(tmp_path / "one"), digest(tmp_path / "two")]
     assert digests[0] == digests[1]
     files = ["sd/unet/config.json", "sd/vae/config.json", "lora.safetensors"]
@@ -174,10 +176,10 @@ def sized(groups_per_pair: int, *overrides: str) -> BuildPlan:
     ],
 )
 def test_a_size_that_is_not_set_follows_the_plan(groups_per_pair: int, size: int, shards: int):
-    found = sized(groups_per_pair)
-    assert (found.config.shards.groups_per_shard, found.num_shards) == (size, shards)
+    result = sized(groups_per_pair)
+    assert (result.config.shards.groups_per_shard, result.num_shards) == (size, shards)
     written = sized(groups_per_pair, f"shards.groups_per_shard={size}")
-    assert written.digest == found.digest  # plan.json has the number
+    assert written.digest == result.digest  # plan.json has the number
 
 
 @pytest.mark.parametrize(("batch", "size"), [(3, 63), (24, 48), (100, 100)])
@@ -186,9 +188,9 @@ def test_a_derived_shard_is_of_whole_batches(batch: int, size: int):
 
 
 def test_a_plan_keeps_its_digest_from_version_to_version():
-    """Roots carry it."""
-    found = plan("shards={groups_per_shard: 64}")
-    assert found.digest == "abb20a78a46106fc552094b8503c7737bef1e0e7c3c647896fd99fc17b92a6d8"
+    """Existing roots store the digest."""
+    result = plan("shards={groups_per_shard: 64}")
+    assert result.digest == "abb20a78a46106fc552094b8503c7737bef1e0e7c3c647896fd99fc17b92a6d8"
 
 
 @pytest.mark.parametrize(("classes", "size"), [(2, 2), (10, 2), (57, 2), (7, 3), (8, 5)])
@@ -208,10 +210,10 @@ def test_the_permutation_hits_every_number_once(count):
 
 
 def test_sampled_pairs_depend_on_the_seed_and_never_repeat():
-    chosen = [
+    samples = [
         class_sets(mixing(pairs={"kind": "sampled", "count": 6}, seed=s), NAMES) for s in (0, 1)
     ]
-    first, second = ([sets[i] for i in range(6)] for sets in chosen)
+    first, second = ([sets[i] for i in range(6)] for sets in samples)
     assert len(set(first)) == 6
     assert set(first) != set(second)
     assert all(a < b for a, b in first)

@@ -1,4 +1,4 @@
-"""Real images under CLIP: encoded once, whoever is killed, and what they measure."""
+"""CLIP features of real images: encoded once, even if a process is killed, and measured."""
 
 import itertools
 import json
@@ -157,8 +157,8 @@ def test_a_killed_measurement_goes_on_with_the_next_chunk(
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    ended = subprocess.run([sys.executable, script, root.url], env=os.environ | paths)
-    assert ended.returncode == 9
+    process = subprocess.run([sys.executable, script, root.url], env=os.environ | paths)
+    assert process.returncode == 9
     assert len(root.store.list("prototypes")) == 2
     assert not root.store.exists(PROTOTYPES)
     ensure_prototypes(root, device="cpu")
@@ -211,10 +211,10 @@ def test_a_feature_that_is_not_a_number_is_named(tmp_path):
 
 def pictures(folder: Path, *, same: bool) -> RealDataConfig:
     rng = np.random.default_rng(0)
-    drawn = rng.integers(0, 256, (3, 4, 16, 16, 3), dtype=np.uint8)
+    pixels = rng.integers(0, 256, (3, 4, 16, 16, 3), dtype=np.uint8)
     if same:
-        drawn[2] = drawn[0]
-    for name, images in zip(("ant", "bee", "cat"), drawn, strict=True):
+        pixels[2] = pixels[0]
+    for name, images in zip(("ant", "bee", "cat"), pixels, strict=True):
         for split in ("train", "test", "validation"):
             (folder / split / name).mkdir(parents=True)
             for index, image in enumerate(images):
@@ -235,8 +235,8 @@ def test_classes_that_clip_cannot_tell_apart_are_named(hasty_config, tmp_path):
 
 def test_a_class_without_training_images_is_named(hasty_config, tmp_path, monkeypatch):
     real = load_real(RealDataConfig(name="digits"))
-    kept = real.train.targets != 3
-    train = ImageSplit(real.train.targets[kept], real.train.load, real.train.content)
+    mask = real.train.targets != 3
+    train = ImageSplit(real.train.targets[mask], real.train.load, real.train.content)
     lacking = type(real)(real.class_names, train, real.validation, real.test)
     monkeypatch.setattr(prototype_measurement, "load_real", lambda config: lacking)
     with pytest.raises(InputError, match="real = class 'three': has no training images; add some"):
@@ -248,28 +248,28 @@ def test_what_is_known_needs_neither_images_nor_clip(hasty_config, tmp_path, enc
     real = pictures(tmp_path / "pictures", same=False)
     values = {"model": f"local-dir:{tmp_path / 'clip'}"}
     config = load_settings(type(hasty_config.annotation), values)
-    known = measured_for(config, real, tmp_path)
+    earlier = measured_for(config, real, tmp_path)
     identity, count = annotation_identity(config), len(encoded)
     shutil.rmtree(tmp_path / "clip")
     shutil.rmtree(tmp_path / "pictures")
     changed = load_settings(type(config), values | {"scale": 3.0, "normalize": True})
     content = measure(
-        changed, real, device="cpu", identity=identity, store=Store(str(tmp_path)), known=known
+        changed, real, device="cpu", identity=identity, store=Store(str(tmp_path)), known=earlier
     )
     tensors, facts = unpack(content)
     assert len(encoded) == count
     assert facts["scale"] == "3.0"
-    assert torch.equal(tensors["prototypes"], unpack(known)[0]["prototypes"])
+    assert torch.equal(tensors["prototypes"], unpack(earlier)[0]["prototypes"])
 
 
 def test_images_that_changed_since_are_refused(hasty_config, tmp_path):
     real = pictures(tmp_path / "pictures", same=False)
-    known = measured_for(hasty_config.annotation, real, tmp_path)
+    earlier = measured_for(hasty_config.annotation, real, tmp_path)
     (tmp_path / "pictures" / "train" / "ant" / "0.png").unlink()
     tag = ("annotation.model=ViT-B-32-quickgelu", "annotation.pretrained=openai")
     other = altered(hasty_config, *tag).annotation
     with pytest.raises(InputError, match=r"real = .*pictures: its images changed since"):
-        measured_for(other, real, tmp_path, known=known)
+        measured_for(other, real, tmp_path, known=earlier)
 
 
 def test_the_dial_is_printed(hasty_config, tmp_path, caplog):
@@ -293,16 +293,16 @@ def test_a_dial_as_set_is_printed_where_it_is_unusual(hasty_config, tmp_path, ca
     config = hasty_config.annotation.model_copy(update={"scale": scale})
     with caplog.at_level(logging.INFO, logger="semix.build"):
         content = measured_for(config, RealDataConfig(name="digits"), tmp_path)
-    said = f"(as set); an average real image would be labelled {label}"
-    assert (said in caplog.text) == ("would be labelled" in caplog.text) == (label is not None)
+    message = f"(as set); an average real image would be labelled {label}"
+    assert (message in caplog.text) == ("would be labelled" in caplog.text) == (label is not None)
     assert float(unpack(content)[1]["scale"]) == scale
 
 
 def test_whoever_watches_hears_of_each_batch(hasty_config, tmp_path, cache, small_chunks):
-    beats: list[int] = []
+    heartbeats: list[int] = []
     root = create_root(hasty_config, str(tmp_path / "root"))
-    ensure_prototypes(root, device="cpu", heartbeat=lambda: beats.append(1))
-    assert len(beats) == 10  # 300 images in chunks of 64, batches of 32
+    ensure_prototypes(root, device="cpu", heartbeat=lambda: heartbeats.append(1))
+    assert len(heartbeats) == 10  # 300 images in chunks of 64, batches of 32
 
 
 def test_similar_pairs_follow_the_cosine():
@@ -352,24 +352,24 @@ def numpy_variance(features, targets, means, prototypes) -> float:
 
 def test_a_stream_measures_what_all_features_at_once_say():
     features, targets = real_features()
-    found = measure_features(in_batches(features, targets), CLASSES)
-    assert torch.equal(found.prototypes, class_prototypes(features, targets, CLASSES))
+    measurement = measure_features(in_batches(features, targets), CLASSES)
+    assert torch.equal(measurement.prototypes, class_prototypes(features, targets, CLASSES))
     f, t = features.double().numpy(), targets.numpy()
     means = np.stack([f[t == k].mean(0) for k in range(CLASSES)])
-    np.testing.assert_allclose(found.prototypes, means, rtol=1e-6)
-    assert found.variance == pytest.approx(numpy_variance(f, t, means, means), rel=1e-5)
+    np.testing.assert_allclose(measurement.prototypes, means, rtol=1e-6)
+    assert measurement.variance == pytest.approx(numpy_variance(f, t, means, means), rel=1e-5)
 
 
 def test_unit_features_have_prototypes_and_a_spread_of_their_own():
     features, targets = real_features()
-    found = measure_features(in_batches(features, targets), CLASSES)
+    measurement = measure_features(in_batches(features, targets), CLASSES)
     f = features.double().numpy()
     f, t = f / np.linalg.norm(f, axis=1, keepdims=True), targets.numpy()
     means = np.stack([f[t == k].mean(0) for k in range(CLASSES)])
     units = means / np.linalg.norm(means, axis=1, keepdims=True)
-    np.testing.assert_allclose(found.unit, units, rtol=1e-5)
-    assert found.unit_variance == pytest.approx(numpy_variance(f, t, means, units), rel=1e-5)
-    assert found.scale("auto") != found.scale("auto", normalize=True)
+    np.testing.assert_allclose(measurement.unit, units, rtol=1e-5)
+    assert measurement.unit_variance == pytest.approx(numpy_variance(f, t, means, units), rel=1e-5)
+    assert measurement.scale("auto") != measurement.scale("auto", normalize=True)
 
 
 def test_order_and_batches_do_not_show():
@@ -413,28 +413,28 @@ def run(count, folder):
         ),
         content=lambda: "",
     )
-    held = []  # of this process after each batch; what the system calls peak is its parent's too
+    rss = []  # MB of this process after each batch; the system's peak includes its parent's
 
     def encode(images):
-        held.append(psutil.Process().memory_info().rss / 1e6)
+        rss.append(psutil.Process().memory_info().rss / 1e6)
         return images.flatten(1).float() @ matrix
 
     chunks = FeatureChunks(split, encode, Store(sys.argv[1]), folder, size=1024, batch=256)
     measure_features(chunks, 10)
-    return max(held)
+    return max(rss)
 
 small = run(4_000, "small")
 print(run(60_000, "large") - small)
 """
     )
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, script, tmp_path / "store"],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert float(found.stdout) < 40  # MB
+    assert float(result.stdout) < 40  # MB
     assert len(Store(str(tmp_path / "store")).list("large")) == 59
 
 

@@ -1,4 +1,4 @@
-"""Prototypes and pairs of a root: one worker measures, and shards are made with no others."""
+"""Prototypes and pairs of a root: one worker measures, and all shards are made with them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.command import semix
 from tests.pipeline.roots import begun, contents, made, samples, work
 
 
-def held_by(pid: int) -> bytes:
+def lease_of(pid: int) -> bytes:
     """The lease of a process of this machine."""
     return json.dumps({"host": machine(), "pid": pid}).encode()
 
@@ -26,22 +26,22 @@ def held_by(pid: int) -> bytes:
 def test_one_worker_measures_and_the_others_wait(make_config, hasty_standins, tmp_path):
     similar = "mixing.pairs={kind: similar, count: 3}"
     root = create_root(make_config(hasty_standins, similar), str(tmp_path / "mixed"))
-    root.store.put("leases/prototypes.json", held_by(os.getppid()))
-    beats = []
+    root.store.put("leases/prototypes.json", lease_of(os.getppid()))
+    listings = []
 
     def other_process():
-        beats.append(sorted(root.store.list("")))
+        listings.append(sorted(root.store.list("")))
         ensure_prototypes(root, device="cpu")
 
     prepare(root, device="cpu", heartbeat=other_process)
-    assert len(beats) == 1 and PROTOTYPES not in beats[0]
+    assert len(listings) == 1 and PROTOTYPES not in listings[0]
     assert len(json.loads(root.store.get("pairs.json"))) == 3
-    assert root.store.get("leases/prototypes.json") == held_by(os.getppid())
+    assert root.store.get("leases/prototypes.json") == lease_of(os.getppid())
 
 
 def test_a_worker_takes_over_from_one_that_died_while_it_measured(hasty_config, tmp_path):
     root = create_root(hasty_config, str(tmp_path / "mixed"))
-    root.store.put("leases/prototypes.json", held_by(2**22 + 1))  # more than Linux ever gives
+    root.store.put("leases/prototypes.json", lease_of(2**22 + 1))  # no process id of Linux
     prepare(root, device="cpu")
     assert root.store.exists(PROTOTYPES)
     assert root.store.list("leases") == []
@@ -49,16 +49,16 @@ def test_a_worker_takes_over_from_one_that_died_while_it_measured(hasty_config, 
 
 def test_who_measures_holds_a_lease_until_all_is_there(hasty_config, tmp_path, monkeypatch):
     root = create_root(hasty_config, str(tmp_path / "mixed"))
-    seen = []
+    listings = []
 
     def fails(*_, **__):
-        seen.append(root.store.list("leases"))
+        listings.append(root.store.list("leases"))
         raise InputError("real", "class '3'", "has no training images")
 
     monkeypatch.setattr("semix.pipeline.prototypes.measure", fails)
     with pytest.raises(InputError, match="class '3': has no training images"):
         prepare(root, device="cpu")
-    assert seen == [["leases/prototypes.json"]]
+    assert listings == [["leases/prototypes.json"]]
     assert root.store.list("leases") == []
 
 
@@ -98,47 +98,47 @@ def test_pairs_are_drawn_once_and_kept_in_the_root(similar):
     pairs = Pairs.read(similar.store.get(PAIRS))
     assert len(set(pairs)) == 5
     assert [tuple(s.record.classes) for s in samples(similar).values()] == pairs[:2]
-    drawn = similar.store.get(PAIRS)
+    content = similar.store.get(PAIRS)
     similar.store.delete(PAIRS)
     ensure_prototypes(similar, device="cpu")
-    assert similar.store.get(PAIRS) == drawn
+    assert similar.store.get(PAIRS) == content
 
 
 def test_other_pairs_than_shards_were_made_with_are_refused_before_any_shard(similar, capsys):
-    """They are valid, and would be mixed without a word."""
+    """The other pairs are valid and would be mixed without an error."""
     pairs = Pairs.read(similar.store.get(PAIRS))
     other = next(pair for pair in combinations(range(10), 2) if pair not in pairs)
     similar.store.put(PAIRS, json.dumps(sorted([*pairs[1:], other])).encode())
     before = contents(similar)
     assert work(similar) == 78
-    said = capsys.readouterr().err
-    assert f"{similar.url}/pairs.json = " in said
-    assert "are not those that 1 shards, 0 on, were made with" in said
+    stderr = capsys.readouterr().err
+    assert f"{similar.url}/pairs.json = " in stderr
+    assert "are not those that 1 shards, 0 on, were made with" in stderr
     assert contents(similar) == before
 
 
 def test_damaged_pairs_are_named_by_a_worker_and_drawn_again_by_a_resume(similar, capsys):
     assert work(similar) == 0
-    drawn = similar.store.get(PAIRS)
-    similar.store.put(PAIRS, drawn[:-3])
+    content = similar.store.get(PAIRS)
+    similar.store.put(PAIRS, content[:-3])
     similar.discard(2)
     assert work(similar) == 78
     assert "pairs.json = damaged: cannot be read" in capsys.readouterr().err
     quarantine_damage(Root(similar.url))
     assert work(similar) == 0
-    assert similar.store.get(PAIRS) == drawn
-    similar.store.put(PAIRS, drawn[:-3])  # where nothing else is left to do
-    status, _, said = semix("resume", similar.url)
-    assert status == 0, said
-    assert similar.store.get(PAIRS) == drawn
+    assert similar.store.get(PAIRS) == content
+    similar.store.put(PAIRS, content[:-3])  # where nothing else is left to do
+    status, _, stderr = semix("resume", similar.url)
+    assert status == 0, stderr
+    assert similar.store.get(PAIRS) == content
     assert damage(Root(similar.url), full=True) == []
 
 
 @pytest.mark.process
 def test_a_resume_over_damaged_pairs_goes_on_with_the_same_ones(similar, prefect_api):
-    drawn = similar.store.get(PAIRS)
-    similar.store.put(PAIRS, drawn[:-3])
-    status, _, said = semix("resume", similar.url)
-    assert status == 0, said
-    assert similar.store.get(PAIRS) == drawn
+    content = similar.store.get(PAIRS)
+    similar.store.put(PAIRS, content[:-3])
+    status, _, stderr = semix("resume", similar.url)
+    assert status == 0, stderr
+    assert similar.store.get(PAIRS) == content
     assert similar.missing() == []

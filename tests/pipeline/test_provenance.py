@@ -1,4 +1,4 @@
-"""Identity of models: which files make it up, what is remembered, and what older roots said."""
+"""Identity of models: which files make it up, cached digests, and roots of older versions."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_what_is_not_read_may_come_and_go(published, config, tmp_path):
     assert create_root(config, root.url).plan.digest == root.plan.digest
 
 
-def earlier(config, url: str):
+def make_earlier_root(config, url: str):
     """A root as it was begun when everything in the folders was hashed."""
     models = model_identities(config)
     models["generator"]["files"] |= dict.fromkeys(UNREAD, "0" * 64)
@@ -110,7 +110,7 @@ def earlier(config, url: str):
 
 
 def test_a_root_of_everything_in_the_folders_goes_on(config, tmp_path):
-    root = earlier(config, str(tmp_path / "mixed"))
+    root = make_earlier_root(config, str(tmp_path / "mixed"))
     assert is_own(root, config)  # so that relabelling reads no image anew
 
 
@@ -118,7 +118,7 @@ def test_a_root_of_everything_in_the_folders_goes_on(config, tmp_path):
     "name", ["unet/config.json", "vae/diffusion_pytorch_model.safetensors", "model_index.json"]
 )
 def test_it_still_tells_what_changed(name, published, config, tmp_path):
-    root = earlier(config, str(tmp_path / "mixed"))
+    root = make_earlier_root(config, str(tmp_path / "mixed"))
     path = published[0] / name
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(
@@ -130,7 +130,7 @@ def test_it_still_tells_what_changed(name, published, config, tmp_path):
 def test_a_tokenizer_file_that_is_gone_is_a_change(published, config, tmp_path):
     extra = published[0] / "tokenizer" / "special_tokens_map.json"
     extra.write_text("{}")
-    root = earlier(config, str(tmp_path / "mixed"))
+    root = make_earlier_root(config, str(tmp_path / "mixed"))
     extra.unlink()
     with pytest.raises(InputError, match="its files changed since the plan was made"):
         create_root(config, root.url)
@@ -151,13 +151,13 @@ def test_digests_are_remembered_by_size_and_time_of_change(tmp_path, monkeypatch
     weights = tmp_path / "model" / "model.safetensors"
     weights.parent.mkdir()
 
-    def written(content: bytes, *, second: int) -> str:
+    def write_and_hash(content: bytes, *, second: int) -> str:
         weights.write_bytes(content)
         os.utime(weights, ns=(0, second * 10**9))
         command = [sys.executable, "-c", HASHES, str(weights.parent)]
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-        return json.loads(found.stdout)[weights.name]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(result.stdout)[weights.name]
 
-    first = written(b"one", second=1)
-    assert written(b"two", second=1) == first  # as nobody writes a file, but nothing was read
-    assert len({first, written(b"two", second=2), written(b"four", second=2)}) == 3
+    first = write_and_hash(b"one", second=1)
+    assert write_and_hash(b"two", second=1) == first  # the time is the same
+    assert len({first, write_and_hash(b"two", second=2), write_and_hash(b"four", second=2)}) == 3

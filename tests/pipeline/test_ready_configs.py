@@ -1,4 +1,4 @@
-"""Every file under configs/ is what its command reads."""
+"""Every file under configs/ can be read by its command."""
 
 import pytest
 import yaml
@@ -23,7 +23,7 @@ FROM_HUB = {
     "imagefolder-flux2-klein.yaml",
     "imagefolder-z-image-turbo.yaml",
 }
-GREY = {"study-digits.yaml"}  # with foreign images that the user has
+GREY = {"study-digits.yaml"}  # with out-of-distribution images of the user
 STUDIES = [name for name in FILES if name.startswith("study-")]
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -59,7 +59,7 @@ def test_there_is_a_training_config_for_each_size():
 
 @pytest.fixture
 def cifar(tmp_path):
-    """Its folders, which is all that settings are checked against."""
+    """The class folders of CIFAR-10, without images: all that the check of settings reads."""
     for split in ("train", "test"):
         for label in CIFAR:
             (tmp_path / split / label).mkdir(parents=True)
@@ -68,9 +68,9 @@ def cifar(tmp_path):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_cell_of_a_study_can_be_trained_once_its_data_is_there(name, cifar):
-    foreign = f"base.evaluation.ood.cifar10-grey.path={cifar}"
-    study = load_settings(StudyConfig, CONFIGS / name, [foreign] if name in GREY else [])
-    mixed_plans(study, cells_of(study))  # or why a build cannot be
+    ood_path = f"base.evaluation.ood.cifar10-grey.path={cifar}"
+    study = load_settings(StudyConfig, CONFIGS / name, [ood_path] if name in GREY else [])
+    mixed_plans(study, cells_of(study))  # raises where a build is impossible
     for cell in cells_of(study):
         config = cell.config.model_copy(update={"mixed": None})
         if config.real.name == "imagefolder":

@@ -1,4 +1,4 @@
-"""Further labels for images that are there: from stored features, from images, by many workers."""
+"""Further labels for existing images: from stored features, from images, by many workers."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def own_features(labels: LabelSet, shard: int) -> dict[str, Tensor]:
-    """Those that the set keeps itself."""
+    """The features that the label set stores itself."""
     return load(labels.store.get(labels.headers()[shard].features.name))
 
 
@@ -58,13 +58,13 @@ def test_another_sharpening_comes_from_stored_features(root):
     labels = relabel(root, "scale=4.0")
     assert labels.missing() == []
     assert labels.record.features == ROOT
-    found, stored = by_group(labels), samples(root)
-    assert sorted(found) == sorted(stored) == list(range(45))
+    labelled, stored = by_group(labels), samples(root)
+    assert sorted(labelled) == sorted(stored) == list(range(45))
     for group, sample in stored.items():
-        weights = torch.tensor(found[group].weights)
+        weights = torch.tensor(labelled[group].weights)
         expected = torch.tensor(sample.record.weights)
         torch.testing.assert_close(weights, expected, atol=0.02, rtol=0.02)
-        for weight, label in zip(found[group].weights, found[group].labels, strict=True):
+        for weight, label in zip(labelled[group].weights, labelled[group].labels, strict=True):
             assert [k for k, _ in label] == sample.record.classes
             assert label[0][1] == pytest.approx(expit(4.0 * (weight - 0.5)), abs=1e-6)
 
@@ -94,18 +94,18 @@ def test_every_rule_labels_stored_features(root, rule, expected):
     labels = relabel(root, *rule)
     assert labels.missing() == []
     plan = plan_of(root)
-    for group, found in by_group(labels).items():
-        for label in found.labels:
+    for group, series in by_group(labels).items():
+        for label in series.labels:
             assert len(label) == expected
             assert sum(p for _, p in label) == pytest.approx(1, abs=1e-5)
         if "mixing_ratio" in rule[0]:
-            series = plan.group(group)
-            points = [list(zip(series.classes, point, strict=True)) for point in series.mixture]
-            assert found.labels == points
+            planned = plan.group(group)
+            points = [list(zip(planned.classes, point, strict=True)) for point in planned.mixture]
+            assert series.labels == points
 
 
 def test_the_same_clip_from_images_gives_the_weights_of_the_build(root, hasty_standins, tmp_path):
-    """Of other bytes it counts as another encoder, so the images are read again."""
+    """With other bytes it counts as another encoder, so the images are read again."""
     shutil.copytree(hasty_standins.clip, tmp_path / "copy")
     moved = f"annotation.model=local-dir:{tmp_path / 'copy'}"
     assert is_own(root, relabelled_config(root, [moved]))
@@ -113,18 +113,18 @@ def test_the_same_clip_from_images_gives_the_weights_of_the_build(root, hasty_st
     settings.write_text(settings.read_text() + "\n")
     labels = relabel(root, f"model=local-dir:{tmp_path / 'copy'}")
     assert labels.record.features == IMAGES
-    found = by_group(labels)
-    assert sorted(found) == list(range(45))
+    new = by_group(labels)
+    assert sorted(new) == list(range(45))
     for group, sample in samples(root).items():
-        ours, theirs = (torch.tensor(w) for w in (found[group].weights, sample.record.weights))
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    for shard, head in labels.headers().items():
+        actual, expected = (torch.tensor(w) for w in (new[group].weights, sample.record.weights))
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+    for shard, header in labels.headers().items():
         both = own_features(labels, shard), features(root, shard)
-        ours, theirs = (found["features"].float() for found in both)
-        torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=5e-3)
-        content = root.store.get(head.features.name)
-        assert head.features.sha256 == hashlib.sha256(content).hexdigest()
-        assert head.features.bytes == len(content)
+        actual, expected = (tensors["features"].float() for tensors in both)
+        torch.testing.assert_close(actual, expected, atol=5e-3, rtol=5e-3)
+        content = root.store.get(header.features.name)
+        assert header.features.sha256 == hashlib.sha256(content).hexdigest()
+        assert header.features.bytes == len(content)
 
 
 def test_another_clip_gives_other_weights_and_its_features_serve_the_next_set(
@@ -177,8 +177,8 @@ def test_labels_are_the_same_bytes_wherever_they_are_made(root, built, other_cli
     shutil.copytree(built.url, tmp_path / "twin")
     twin = Root(str(tmp_path / "twin"))
     for overrides in (("scale=4.0",), (f"model=local-dir:{other_clip}",)):
-        ours, theirs = relabel(root, *overrides), relabel(twin, *overrides)
-        assert contents(root, ours.folder) == contents(twin, theirs.folder)
+        first, second = relabel(root, *overrides), relabel(twin, *overrides)
+        assert contents(root, first.folder) == contents(twin, second.folder)
 
 
 @pytest.fixture
@@ -249,10 +249,10 @@ def test_damaged_features_and_images_are_named_and_stop_no_other_shard(root, oth
     tar = bytearray(root.store.get(entries[3].tar))
     tar[600] ^= 1
     root.store.put(entries[3].tar, bytes(tar))
-    read = begin_set(root, f"model=local-dir:{other_clip}")
-    assert work(root, "--labels", read.digest) == 1
-    assert read.missing() == [3]
-    failure = read.failures()[3][0]
+    image_labels = begin_set(root, f"model=local-dir:{other_clip}")
+    assert work(root, "--labels", image_labels.digest) == 1
+    assert image_labels.missing() == [3]
+    failure = image_labels.failures()[3][0]
     assert failure.message.startswith(f"{entries[3].tar}: group 18: not a complete")
     assert failure.group == 18
 
@@ -273,9 +273,9 @@ def test_features_that_cannot_be_stored_fail_their_shard_by_name(root, other_cli
     labels, encode = begin_set(root, f"model=local-dir:{other_clip}"), ClipEncoder.encode
 
     def overflowing(self, images):
-        found = encode(self, images).clone()
-        found[9] = 1e6  # a number, but none that float16 has
-        return found
+        output = encode(self, images).clone()
+        output[9] = 1e6  # a number, but none that float16 has
+        return output
 
     monkeypatch.setattr(ClipEncoder, "encode", overflowing)
     assert work(root, "--labels", labels.digest, "--shards", "1") == 1
@@ -284,25 +284,25 @@ def test_features_that_cannot_be_stored_fail_their_shard_by_name(root, other_cli
 
 
 def test_nothing_differs_from_the_roots_own_labels(root, other_clip):
-    own = root.plan.config["annotation"]["scale"]
+    scale = root.plan.config["annotation"]["scale"]
     changed = {
         "scale=3": False,
-        f"scale={own}": True,
+        f"scale={scale}": True,
         f"model=local-dir:{other_clip}": False,
     }
     assert is_own(root, relabelled_config(root, []))
-    for change, same in changed.items():
-        assert is_own(root, relabelled_config(root, [f"annotation.{change}"])) is same
+    for change, expected in changed.items():
+        assert is_own(root, relabelled_config(root, [f"annotation.{change}"])) is expected
 
 
 def test_an_encoder_whose_files_are_elsewhere_is_the_roots_own(
     hasty_config, hasty_standins, tmp_path
 ):
-    here = tmp_path / "clip"
-    shutil.copytree(hasty_standins.clip, here)
-    few = ("mixing.pairs={kind: sampled, count: 6}", f"annotation.model=local-dir:{here}")
+    clip = tmp_path / "clip"
+    shutil.copytree(hasty_standins.clip, clip)
+    few = ("mixing.pairs={kind: sampled, count: 6}", f"annotation.model=local-dir:{clip}")
     root = made(altered(hasty_config, *few), tmp_path / "root")
-    here.rename(tmp_path / "gone")
+    clip.rename(tmp_path / "gone")
     assert is_own(root, relabelled_config(root, []))
     labels = relabel(root, "scale=4.0")
     assert (labels.record.features, labels.missing()) == (ROOT, [])
@@ -328,9 +328,13 @@ def test_prototypes_of_a_set_are_measured_once(root, other_clip):
 def test_settings_of_another_rule_or_model_fall_back(hasty_config, tmp_path):
     config = altered(hasty_config, "annotation.scale=2.3")
     root = create_root(config, str(tmp_path))
-    found = relabelled_config(root, ["annotation.rule=similarity"]).annotation
-    assert (found.rule, found.scale, found.model) == ("similarity", "auto", config.annotation.model)
-    same = relabelled_config(root, ["annotation.rule=projection"]).annotation
-    assert same.scale == 2.3
+    settings = relabelled_config(root, ["annotation.rule=similarity"]).annotation
+    assert (settings.rule, settings.scale, settings.model) == (
+        "similarity",
+        "auto",
+        config.annotation.model,
+    )
+    unchanged = relabelled_config(root, ["annotation.rule=projection"]).annotation
+    assert unchanged.scale == 2.3
     with pytest.raises(InputError, match=r"^annotation: `scale` belongs to rule proj"):
         relabelled_config(root, ["annotation.rule=similarity", "annotation.scale=3"])

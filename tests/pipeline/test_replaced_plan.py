@@ -1,4 +1,4 @@
-"""A plan by which nothing was made gives way to the next build of its place; no other does."""
+"""A plan of which nothing was made is replaced by the next build in its folder; no other is."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def without_a_weight(folder: Path, target: Path) -> Path:
 def test_the_corrected_build_takes_the_place_of_one_that_could_not_load_its_models(
     config, hasty_standins, other_clip, tmp_path, caplog
 ):
-    """Also its prototypes, which another CLIP measured, and its failures give way."""
+    """Its prototypes, which another CLIP measured, and its failures are replaced too."""
     broken = without_a_weight(hasty_standins.diffusion, tmp_path / "broken")
     wrong = altered(config, f"generator.model={broken}", f"annotation.model=local-dir:{other_clip}")
     failed = create_root(wrong, str(tmp_path / "root"))
@@ -69,12 +69,12 @@ def test_a_plan_that_was_ever_worked_by_stays(config, tmp_path):
 
 def test_a_plan_stays_while_a_living_process_is_at_it(config, tmp_path):
     root, other = create_root(config, str(tmp_path / "root")), altered(config, "mixing.seed=9")
-    note = Lease(host=machine(), pid=os.getppid()).written()  # which lives
-    for work_at in (3, "prototypes", "run-0123456789abcdef", "plan"):
-        root.store.put(lease_name(work_at), note)
+    content = Lease(host=machine(), pid=os.getppid()).written()  # a living process
+    for lease in (3, "prototypes", "run-0123456789abcdef", "plan"):
+        root.store.put(lease_name(lease), content)
         with pytest.raises(InputError, match="holds another plan"):
             create_root(other, root.url)
-        root.store.delete(lease_name(work_at))
+        root.store.delete(lease_name(lease))
     assert create_root(other, root.url).plan.digest != root.plan.digest
 
 
@@ -115,7 +115,7 @@ sys.stdin.readline()  # it lives, as a build does
 
 
 def race(configs: list[BuildConfig], url: str, folder: Path) -> list[str]:
-    """The plans that they have when all began at one moment; `out` of those refused."""
+    """Begin all builds at one moment; returns the digest of each plan, `out` where refused."""
     racers = []
     for number, config in enumerate(configs):
         path = folder / f"{number}.yaml"
@@ -139,9 +139,9 @@ def race(configs: list[BuildConfig], url: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("round", range(3))
 def test_of_several_that_would_replace_a_plan_at_once_one_does(config, tmp_path, round):
     root = create_root(config, str(tmp_path / "root"))
-    others = [altered(config, f"mixing.seed={seed}") for seed in (1, 2, 3)]
-    ends = race(others, root.url, tmp_path)
-    (winner,) = (end for end in ends if end != "out")
+    configs = [altered(config, f"mixing.seed={seed}") for seed in (1, 2, 3)]
+    results = race(configs, root.url, tmp_path)
+    (winner,) = (result for result in results if result != "out")
     assert Root(root.url).plan.digest == winner != root.plan.digest
     assert root.store.list("discarded") == ["discarded/plan.1.json"]
 
@@ -149,5 +149,5 @@ def test_of_several_that_would_replace_a_plan_at_once_one_does(config, tmp_path,
 @pytest.mark.process
 def test_machines_that_begin_the_corrected_build_at_once_share_its_plan(config, tmp_path):
     root = create_root(config, str(tmp_path / "root"))
-    ends = race([altered(config, "mixing.seed=1")] * 3, root.url, tmp_path)
-    assert set(ends) == {Root(root.url).plan.digest} != {root.plan.digest}
+    results = race([altered(config, "mixing.seed=1")] * 3, root.url, tmp_path)
+    assert set(results) == {Root(root.url).plan.digest} != {root.plan.digest}

@@ -83,7 +83,7 @@ def test_a_model_of_the_wrong_kind_is_named(hasty_config, hasty_standins, tmp_pa
         create_root(altered(hasty_config, f"generator.model={wrong}"), str(tmp_path / "root"))
 
 
-# What is otherwise on this machine.
+# Models and settings that changed on this machine.
 
 
 FEW = ("mixing.pairs={kind: sampled, count: 6}", "shards.groups_per_shard=3")
@@ -91,26 +91,26 @@ FEW = ("mixing.pairs={kind: sampled, count: 6}", "shards.groups_per_shard=3")
 
 def test_a_root_goes_on_with_models_that_were_moved(make_config, hasty_standins, tmp_path, capsys):
     """The old folders are gone; whole and moved builds end in the same images."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    shutil.copytree(hasty_standins.diffusion, here / "sd")
-    shutil.copytree(hasty_standins.clip, here / "clip")
+    old, new = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(hasty_standins.diffusion, old / "sd")
+    shutil.copytree(hasty_standins.clip, old / "clip")
 
     def config(folder: Path) -> BuildConfig:
         models = (f"generator.model={folder}/sd", f"annotation.model=local-dir:{folder}/clip")
         return make_config(hasty_standins, *FEW, *models)
 
-    whole = made(config(here), tmp_path / "whole")
-    root = made(config(here), tmp_path / "root", "--shards", "0")
-    here.rename(there)
+    unmoved = made(config(old), tmp_path / "whole")
+    root = made(config(old), tmp_path / "root", "--shards", "0")
+    old.rename(new)
     assert work(root) == 78
-    assert f"annotation.model = {here}/clip: there is no such folder" in capsys.readouterr().err
-    again = create_root(config(there), root.url)
-    assert again.plan.config["generator"]["model"] == f"{here}/sd"  # plan.json stays
+    assert f"annotation.model = {old}/clip: there is no such folder" in capsys.readouterr().err
+    again = create_root(config(new), root.url)
+    assert again.plan.config["generator"]["model"] == f"{old}/sd"  # plan.json stays
     assert Worker(BuildJob(again), 0, 1, device="cpu").run() == 0
-    assert tars(root) == tars(whole)
+    assert tars(root) == tars(unmoved)
     root.discard(1)
     assert work(root, *(word for change in again.overrides for word in ("--set", change))) == 0
-    assert tars(root) == tars(whole)
+    assert tars(root) == tars(unmoved)
 
 
 def test_other_models_than_a_root_was_begun_with_are_refused(root, hasty_standins, tmp_path):
@@ -137,7 +137,7 @@ def test_a_worker_takes_no_setting_that_decides_bytes(root, capsys):
 
 @pytest.mark.parametrize("command", ["worker", "resume"])
 def test_a_record_of_a_newer_version_is_named_and_nothing_is_overwritten(root, capsys, command):
-    """It is whole, and says more than this version knows."""
+    """The record is complete and has a field that this version does not know."""
     root.discard(5)
     name = record_name(3)
     newer = json.loads(root.store.get(name)) | {"schema": CommitRecord.SCHEMA + 1, "colour": "red"}
@@ -145,12 +145,12 @@ def test_a_record_of_a_newer_version_is_named_and_nothing_is_overwritten(root, c
     before = contents(root)
     if command == "worker":
         assert work(root) == 78
-        said = capsys.readouterr().err
+        stderr = capsys.readouterr().err
     else:
-        status, _, said = semix("resume", root.url)
+        status, _, stderr = semix("resume", root.url)
         assert status == 2
     message = f"error: {root.url}/{name} schema = 2: a newer version of semix wrote it, this one"
-    assert said.startswith(message)
+    assert stderr.startswith(message)
     assert contents(root) == before
 
 
@@ -163,15 +163,15 @@ def series(config: BuildConfig, count: int, *overrides: str) -> BuildConfig:
 
 @pytest.fixture
 def empty(hasty_config, tmp_path) -> Root:
-    """Without shards."""
+    """A root without shards."""
     return create_root(hasty_config, str(tmp_path / "root"))
 
 
 def test_the_groups_that_come_are_those_of_a_larger_plan(empty, hasty_config):
     before = plan_of(empty)
-    again = extend_root(empty, 3)
-    plan, larger = plan_of(again), BuildPlan(series(hasty_config, 3))
-    assert plan.digest == before.digest == again.plan.digest
+    extended = extend_root(empty, 3)
+    plan, larger = plan_of(extended), BuildPlan(series(hasty_config, 3))
+    assert plan.digest == before.digest == extended.plan.digest
     assert plan.num_groups == larger.num_groups == 135
     assert [plan.group(i) for i in range(135)] == [larger.group(i) for i in range(135)]
     assert [plan.shard(i) for i in range(8)] == [before.shard(i) for i in range(8)]
@@ -181,7 +181,7 @@ def test_the_groups_that_come_are_those_of_a_larger_plan(empty, hasty_config):
         g for i in range(plan.num_shards) for g in range(plan.shard(i).start, plan.shard(i).stop)
     ]
     assert covered == list(range(135))
-    added = segment_of(again.extensions[0])
+    added = segment_of(extended.extensions[0])
     assert (added.first_group, added.last_group) == (45, 134)
     assert (added.first_shard, added.last_shard) == (8, 22)
 
@@ -227,7 +227,7 @@ def test_the_first_config_goes_on_with_an_extended_root(empty, hasty_config):
 
 
 def test_an_extension_file_alone_is_enough(empty):
-    """What is written is what is read: no settings, no plan.json, no clock."""
+    """The extension alone is read: no settings, no plan.json, no clock."""
     values = next_extension(empty.plan.digest, empty.layout, 2, pairs=45)
     assert write_extension(empty.store, 1, values)
     assert plan_of(Root(empty.url)).num_groups == 90

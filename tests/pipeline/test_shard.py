@@ -26,10 +26,10 @@ from semix.pipeline.prototypes import read_prototypes
 from semix.pipeline.root import create_root, extend_root, plan_of
 from semix.pipeline.shard import (
     Models,
-    as_stored,
     batches,
     conditions,
     degenerate,
+    encode_and_decode,
     encode_series,
     generate_shard,
     load_models,
@@ -54,17 +54,17 @@ def models(built) -> Models:
 def test_a_finished_root_is_complete_and_verifies(built):
     assert built.missing() == []
     assert list(verify(built, full=True)) == []
-    found = built.progress()
-    assert (found.done, found.groups_done, found.images_done, found.failed) == (8, 45, 180, 0)
-    assert found.left_out == 0
+    state = built.progress()
+    assert (state.done, state.groups_done, state.images_done, state.failed) == (8, 45, 180, 0)
+    assert state.left_out == 0
     assert built.store.list("leases") == []
 
 
 def test_a_shard_holds_what_the_plan_says(built):
-    plan, found = plan_of(built), samples(built)
-    assert list(found) == list(range(45))
+    plan, series = plan_of(built), samples(built)
+    assert list(series) == list(range(45))
     assert built.committed()[7].group_numbers == [42, 43, 44]
-    for index, sample in found.items():
+    for index, sample in series.items():
         group, record = plan.group(index), sample.record
         assert record.classes == [group.first, group.second]
         assert record.names == [plan.class_names[k] for k in group.classes]
@@ -141,7 +141,7 @@ EMBEDDINGS = Conditioning(torch.tensor([[[1.0]], [[10.0]], [[100.0]]]))
 
 
 class Recorder:
-    """A generator whose images are its noise plus its conditioning: what went in can be read."""
+    """A generator whose images are noise plus conditioning, so that its inputs can be read."""
 
     latent_shape = (1, 2, 2)
     device = torch.device("cpu")
@@ -166,8 +166,8 @@ def mixed(generator: Recorder, batch_groups: int) -> tuple[torch.Tensor, dict[in
 
 
 def test_rows_come_series_by_series_each_with_its_own_mixture():
-    found = conditions(GROUPS, EMBEDDINGS, "linear").tokens.flatten()
-    torch.testing.assert_close(found, torch.tensor([10, 5.5, 1, 100, 55, 10]))
+    result = conditions(GROUPS, EMBEDDINGS, "linear").tokens.flatten()
+    torch.testing.assert_close(result, torch.tensor([10, 5.5, 1, 100, 55, 10]))
 
 
 def test_padding_is_cut_off_again():
@@ -196,8 +196,8 @@ def test_the_first_image_of_one_colour_is_named():
     images = torch.randint(255, (6, 4, 4, 3), generator=torch.Generator().manual_seed(0))
     images[2] = 0
     images[4:] = 7
-    found = degenerate(images.to(torch.uint8), 3, "image")
-    assert found == {0: "image 2 is one flat value (0)", 1: "image 1 is one flat value (7)"}
+    result = degenerate(images.to(torch.uint8), 3, "image")
+    assert result == {0: "image 2 is one flat value (0)", 1: "image 1 is one flat value (7)"}
 
 
 def test_what_is_wrong_with_padding_alone_harms_nobody():
@@ -211,14 +211,14 @@ def test_what_is_wrong_with_padding_alone_harms_nobody():
 
 
 def test_all_images_of_a_group_start_from_one_noise(built, models, monkeypatch):
-    seen, sample = [], models.generator.sample
+    calls, sample = [], models.generator.sample
     monkeypatch.setattr(
-        models.generator, "sample", lambda n, c: (seen.append((n, c)), sample(n, c))[1]
+        models.generator, "sample", lambda n, c: (calls.append((n, c)), sample(n, c))[1]
     )
     groups = [plan_of(built).group(index) for index in (44, 3)]
-    told = {"embeddings": models.embeddings, "generator": models.generator, "batch_groups": 4}
-    images, faults = mix_groups(groups, models.noise(groups)[0], **told)
-    ((noise, condition),) = seen
+    options = {"embeddings": models.embeddings, "generator": models.generator, "batch_groups": 4}
+    images, faults = mix_groups(groups, models.noise(groups)[0], **options)
+    ((noise, condition),) = calls
     assert (images.shape, faults) == ((2, 4, 32, 32, 3), {})
     assert len(noise) == 16
     rows = noise.view(4, 4, *noise.shape[1:])
@@ -232,15 +232,15 @@ def test_the_pipeline_itself_makes_the_same_image(built, models):
     """Against diffusers called as its documentation shows, with text prompts."""
     plan = plan_of(built)
     noise = initial_noise([plan.group(0).seed], models.generator.latent_shape)
-    ours = models.generator.decode(models.generator.sample(noise, models.embeddings[:1])).numpy()
-    theirs = models.generator.denoiser.pipeline(
+    actual = models.generator.decode(models.generator.sample(noise, models.embeddings[:1])).numpy()
+    expected = models.generator.denoiser.pipeline(
         prompts(plan.config.generator.prompt, plan.class_names[:1]),
         latents=noise,
         num_inference_steps=3,
         guidance_scale=2.0,
         output_type="np",
     ).images
-    assert np.abs(ours[0].astype(int) - np.round(theirs[0] * 255)).max() <= 1
+    assert np.abs(actual[0].astype(int) - np.round(expected[0] * 255)).max() <= 1
 
 
 def test_scaling_down_takes_the_mean_of_what_a_pixel_covers():
@@ -248,10 +248,10 @@ def test_scaling_down_takes_the_mean_of_what_a_pixel_covers():
     images = torch.randint(256, (2, 3, 32, 32, 3), generator=generator, dtype=torch.uint8)
     small = resized(images, 8)
     assert small.shape == (2, 3, 8, 8, 3)
-    for image, found in zip(images.flatten(0, 1), small.flatten(0, 1), strict=True):
+    for image, scaled in zip(images.flatten(0, 1), small.flatten(0, 1), strict=True):
         pillow = Image.fromarray(image.numpy()).resize((8, 8), Image.Resampling.BOX)
         # Pillow rounds after each of its two passes.
-        assert np.abs(found.numpy().astype(int) - np.array(pillow)).max() <= 1
+        assert np.abs(scaled.numpy().astype(int) - np.array(pillow)).max() <= 1
     blocks = images.double().unflatten(2, (8, 4)).unflatten(4, (8, 4))
     torch.testing.assert_close(small, blocks.mean((3, 5)).round().to(torch.uint8), atol=0, rtol=0)
 
@@ -269,9 +269,9 @@ def test_no_size_or_the_same_leaves_the_pixels(size):
 def build(hasty_config, tmp_path):
     """build(*overrides): an indexed root of three series."""
 
-    def run(*overrides: str, place: str = "root") -> Root:
+    def run(*overrides: str, name: str = "root") -> Root:
         few = "mixing.pairs={kind: sampled, count: 3}"
-        root = made(altered(hasty_config, few, *overrides), tmp_path / place)
+        root = made(altered(hasty_config, few, *overrides), tmp_path / name)
         root.write_index()
         return root
 
@@ -282,8 +282,8 @@ def test_three_classes_are_labelled_on_their_simplex(build):
     three = ("mixing.classes=3", "mixing.grid=random", "mixing.alphas=5", "annotation.rule=simplex")
     root = build(*three, "mixing.pairs={kind: sampled, count: 7}")
     vectors, _ = read_prototypes(root)
-    seen = torch.cat([features(root, shard)["features"] for shard in root.done()]).float()
-    for rows, sample in zip(seen, samples(root).values(), strict=True):
+    stored = torch.cat([features(root, shard)["features"] for shard in root.done()]).float()
+    for rows, sample in zip(stored, samples(root).values(), strict=True):
         record = sample.record
         (expected,) = simplex_projection(rows[None], vectors[record.classes][None])
         labels = torch.tensor([[p for _, p in row] for row in record.labels])
@@ -298,7 +298,7 @@ def test_three_classes_are_labelled_on_their_simplex(build):
     targets = mixed.classes[:, 2]
     images, labels = mixed.draw(targets, rng=torch.Generator().manual_seed(0))
     assert images.shape == (7, 2, 32, 32, 3)
-    end, inner = (labels[:, at].gather(1, targets[:, None]) for at in range(2))
+    end, inner = (labels[:, column].gather(1, targets[:, None]) for column in range(2))
     assert (end >= inner).all()
     with pytest.raises(InputError, match=r"scale = 4.0: .*mixes 3 classes"):
         MixedDataset(root.url, scale=4.0)
@@ -308,8 +308,8 @@ def test_similarity_names_every_class_of_the_data(build):
     root = build("annotation.rule=similarity", "annotation.temperature=0.1")
     vectors, _ = read_prototypes(root)
     rows = zip(features(root, 0)["features"].float(), samples(root).values(), strict=True)
-    for seen, sample in rows:
-        unit = seen / seen.norm(dim=1, keepdim=True)
+    for stored, sample in rows:
+        unit = stored / stored.norm(dim=1, keepdim=True)
         cosine = unit @ (vectors / vectors.norm(dim=1, keepdim=True)).T
         labels = np.array([[p for _, p in row] for row in sample.record.labels])
         np.testing.assert_allclose(labels, softmax(cosine / 0.1, axis=1), atol=0.01)
@@ -331,13 +331,13 @@ def test_three_classes_want_a_rule_that_knows_three(hasty_config):
     with pytest.raises(InputError, match=message):
         altered(hasty_config, *overrides)
     for rule in ("simplex", "similarity", "mixing_ratio"):
-        found = altered(hasty_config, *overrides, f"annotation.rule={rule}")
-        assert found.annotation.rule == rule
+        config = altered(hasty_config, *overrides, f"annotation.rule={rule}")
+        assert config.annotation.rule == rule
 
 
 def test_random_alphas_differ_from_series_to_series(build):
-    named = "mixing.pairs={kind: named, names: [[one, two], [six, two]]}"
-    root = build("mixing.grid=random", named)
+    pairs = "mixing.pairs={kind: named, names: [[one, two], [six, two]]}"
+    root = build("mixing.grid=random", pairs)
     first, second = (sample.record for sample in samples(root).values())
     assert (first.names, second.names) == (["one", "two"], ["two", "six"])
     assert first.alphas[1:-1] != second.alphas[1:-1]
@@ -350,7 +350,7 @@ def test_smaller_images_are_stored_and_labelled(build):
 
 def test_a_spherical_path_makes_other_images_between_the_same_ends(build):
     modes = ("spherical", "linear")
-    urls = [build(f"mixing.interpolation={mode}", place=mode).url for mode in modes]
+    urls = [build(f"mixing.interpolation={mode}", name=mode).url for mode in modes]
     arc, line = (MixedDataset(url).images for url in urls)
     assert torch.equal(arc[:, [0, -1]], line[:, [0, -1]])
     assert not torch.equal(arc[:, 1:-1], line[:, 1:-1])
@@ -362,8 +362,8 @@ def test_a_spherical_path_makes_other_images_between_the_same_ends(build):
 def numbers(root: Root, group: int) -> list[int]:
     """The groups that are generated with this one."""
     plan = plan_of(root)
-    found = batches(plan.shard(plan.layout.shard_of(group)), plan)
-    return next(n for n in ([g.index for g in batch] for batch in found) if group in n)
+    shard_batches = batches(plan.shard(plan.layout.shard_of(group)), plan)
+    return next(n for n in ([g.index for g in batch] for batch in shard_batches) if group in n)
 
 
 @pytest.mark.parametrize("group", [0, 3, 5, 44])
@@ -375,8 +375,8 @@ def test_a_series_made_anew_is_the_one_that_is_stored(built, group):
 
 
 def test_other_series_have_other_pixels(built):
-    found = read_series(built, [0, 22, 44])
-    assert not any(same_pixels(*pair) for pair in combinations(found, 2))
+    result = read_series(built, [0, 22, 44])
+    assert not any(same_pixels(*pair) for pair in combinations(result, 2))
 
 
 def test_a_series_of_a_missing_shard_can_be_looked_at(root):
@@ -418,7 +418,7 @@ def test_lossy_images_are_made_off_the_main_thread(monkeypatch):
         return encode_series(images, extension)
 
     monkeypatch.setattr("semix.pipeline.shard.encode_series", watched)
-    files, pixels = as_stored(series, "jpg")
+    files, pixels = encode_and_decode(series, "jpg")
     assert len(threads) == 3 and threading.main_thread() not in threads
     assert files == [encode_series(images, "jpg") for images in series]
     for stored, encoded in zip(pixels.numpy(), files, strict=True):

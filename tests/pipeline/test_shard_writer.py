@@ -7,7 +7,7 @@ import time
 import pytest
 from semix.data.formats import SeriesRecord
 from semix.data.tar import GroupSample, read_tar, write_tar
-from semix.pipeline.shard_writer import WAITING, ShardWriter, Stopwatch
+from semix.pipeline.shard_writer import MAX_QUEUED, ShardWriter, Stopwatch
 
 from tests import handmade
 
@@ -40,24 +40,24 @@ def test_the_tar_is_the_one_that_a_single_thread_writes():
 
 
 def test_what_waits_is_bounded():
-    """Nothing is taken in while the encoders are held up."""
+    """No more series are accepted while the encoders are blocked."""
     release, done = threading.Event(), []
 
-    def held():
+    def blocked():
         release.wait(30)
         return images(1)
 
     def feed(writer):
         for group in range(40):
-            writer.add(series(group), held)
+            writer.add(series(group), blocked)
             done.append(group)
 
     with ShardWriter(io.BytesIO(), extension="webp", clock=Stopwatch(), threads=2) as writer:
         feeder = threading.Thread(target=feed, args=(writer,))
         feeder.start()
         time.sleep(0.5)
-        # One more is in the writer's hands, and one was submitted but waits to be queued.
-        assert len(done) <= 2 * WAITING + 1
+        # The writer waits for one more, and one was submitted but is not queued yet.
+        assert len(done) <= 2 * MAX_QUEUED + 1
         release.set()
         feeder.join()
     assert len(done) == 40

@@ -9,7 +9,7 @@ from semix.pipeline.standins.softness import (
     SERIES,
     SOFT,
     entropy_share,
-    scale_of_share,
+    scale_of_entropy,
     series_weights,
     soft_scale,
 )
@@ -28,9 +28,9 @@ def test_the_entropy_of_labels_is_told_in_that_of_an_even_one():
 @pytest.mark.parametrize(("spread", "scale"), [(1.0, 3.1), (4.0, 0.78)])
 def test_weights_that_reach_further_want_a_smaller_scale(spread, scale):
     weights = 0.5 + spread * (torch.linspace(0, 1, 8) - 0.5)
-    found = scale_of_share(weights, SOFT)
-    assert entropy_share(weights, found) == pytest.approx(SOFT, abs=0.01)
-    assert found == pytest.approx(scale, abs=0.05)
+    result = scale_of_entropy(weights, SOFT)
+    assert entropy_share(weights, result) == pytest.approx(SOFT, abs=0.01)
+    assert result == pytest.approx(scale, abs=0.05)
 
 
 def test_series_of_a_generator_get_labels_of_that_softness(hasty_standins, digits):

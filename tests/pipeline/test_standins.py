@@ -1,4 +1,4 @@
-"""The stand-ins: that the real loaders take them, that they are reused, and what is refused."""
+"""Small models trained on your images: real loaders take them, they are reused; errors."""
 
 import hashlib
 import math
@@ -29,7 +29,7 @@ from semix.pipeline.standins.text import (
     tokenise,
     words_of,
 )
-from semix.pipeline.standins.two_models import WORTH_A_PROCESS, one_thread
+from semix.pipeline.standins.two_models import MIN_STEPS_FOR_PROCESS, one_thread
 
 HASTY = Recipe(TrainingStage(2, 4, 1e-3), TrainingStage(2, 4, 1e-3), TrainingStage(2, 4, 1e-3))
 ODD_NAMES = (
@@ -90,11 +90,11 @@ def pipeline(models: StandIns) -> StableDiffusionPipeline:
 
 
 def test_diffusers_loads_the_pipeline_and_generates(pipeline):
-    made = pipeline(
+    images = pipeline(
         prompts(PHOTO, ODD_NAMES)[0], num_inference_steps=2, guidance_scale=2.0, output_type="np"
     ).images
-    assert made.shape == (1, 16, 16, 3)
-    assert np.isfinite(made).all()
+    assert images.shape == (1, 16, 16, 3)
+    assert np.isfinite(images).all()
     assert type(pipeline.scheduler).__name__ == "DDIMScheduler"
     assert pipeline.scheduler.config.prediction_type == "v_prediction"
     assert pipeline.vae.config.scaling_factor == 1.0
@@ -126,14 +126,14 @@ def test_open_clip_loads_model_transform_and_tokenizer(models):
 
 @pytest.mark.process
 def test_a_clip_trained_beside_is_the_one_trained_here(tmp_path):
-    real, recipe = make_real(), replace(HASTY, clip=TrainingStage(WORTH_A_PROCESS, 4, 1e-3))
+    real, recipe = make_real(), replace(HASTY, clip=TrainingStage(MIN_STEPS_FOR_PROCESS, 4, 1e-3))
     models = train_standins(real, tmp_path, recipe=recipe, progress=silent)
-    beside = load_file(models.clip / "open_clip_model.safetensors")
+    weights = load_file(models.clip / "open_clip_model.safetensors")
     captions = captions_of(ODD_NAMES, recipe.templates)
     with one_thread():
-        here = train_clip(load_images(real.train, limit=99), ODD_NAMES, captions, recipe=recipe)
-    for name, weight in here.model.state_dict().items():
-        assert torch.equal(beside[name], weight), name
+        local = train_clip(load_images(real.train, limit=99), ODD_NAMES, captions, recipe=recipe)
+    for name, weight in local.model.state_dict().items():
+        assert torch.equal(weights[name], weight), name
 
 
 def test_a_reloaded_clip_is_the_one_that_was_trained(tmp_path):
@@ -147,18 +147,18 @@ def test_a_reloaded_clip_is_the_one_that_was_trained(tmp_path):
     model.eval()  # attention takes another, equal way in training
     ids = open_clip.get_tokenizer(name)([texts[0] for texts in captions])
     with torch.no_grad():
-        for found, expected in (
+        for actual, expected in (
             (model.encode_text(ids), small.model.encode_text(ids)),
             (model.encode_image(images.pixels), small.model.encode_image(images.pixels)),
         ):
-            torch.testing.assert_close(found, expected, atol=0, rtol=0)
+            torch.testing.assert_close(actual, expected, atol=0, rtol=0)
     assert ids.unique().max() < len(small.tokenizer)
-    spelt = [small.tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
-    assert spelt[0][:7] == [
+    tokens = [small.tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
+    assert tokens[0][:7] == [
         "<|startoftext|>", "a</w>", "photo</w>", "of</w>", "a</w>", "great</w>", "white</w>",
     ]  # fmt: skip
     # open_clip straightens quotes before its tokenizer sees them
-    assert "'s</w>" in spelt[3]
+    assert "'s</w>" in tokens[3]
 
 
 def test_a_reloaded_autoencoder_is_the_one_that_was_trained(tmp_path):
@@ -166,14 +166,14 @@ def test_a_reloaded_autoencoder_is_the_one_that_was_trained(tmp_path):
     trained = train_autoencoder(images, HASTY, silent)
     trained.save_pretrained(tmp_path, safe_serialization=True)
     loaded = type(trained).from_pretrained(tmp_path, use_safetensors=True)
-    for found, expected in zip(
+    for actual, expected in zip(
         encode(loaded, images.pixels), encode(trained, images.pixels), strict=True
     ):
-        torch.testing.assert_close(found, expected, atol=0, rtol=0)
+        torch.testing.assert_close(actual, expected, atol=0, rtol=0)
     latents = encode(trained, images.pixels)[0]
     with torch.no_grad():
-        found, expected = loaded.decode(latents).sample, trained.decode(latents).sample
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+        actual, expected = loaded.decode(latents).sample, trained.decode(latents).sample
+    torch.testing.assert_close(actual, expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("size", [24, 40, 72])
@@ -183,8 +183,8 @@ def test_any_multiple_of_eight_pixels_will_do(tmp_path, size):
     hasty = replace(recipe, autoencoder=stage, denoiser=stage, clip=stage)
     real = make_real(["cat", "dog"], size=size)
     trained = train_standins(real, tmp_path, recipe=hasty, progress=silent)
-    made = load_pipeline(trained)("a photo of a cat", num_inference_steps=1, output_type="np")
-    assert made.images.shape == (1, size, size, 3)
+    output = load_pipeline(trained)("a photo of a cat", num_inference_steps=1, output_type="np")
+    assert output.images.shape == (1, size, size, 3)
     model, _, _ = open_clip.create_model_and_transforms(f"local-dir:{trained.clip}")
     assert model.visual.image_size == (size, size)
 
@@ -198,18 +198,18 @@ def test_the_cards_name_the_classes(models):
 
 
 def test_training_reports_its_stages_and_leaves_the_random_state(tmp_path):
-    seen: dict[str, list[int]] = {}
+    progress: dict[str, list[int]] = {}
 
     def report(stage: str, done: int, total: int) -> None:
-        assert not list(tmp_path.glob("[!.]*/diffusion"))  # nor would a kill here leave any
-        seen.setdefault(stage, []).append(done)
+        assert not list(tmp_path.glob("[!.]*/diffusion"))  # a kill here would leave no final folder
+        progress.setdefault(stage, []).append(done)
         assert total == 2
 
     before = torch.get_rng_state()
     trained = train_standins(make_real(), tmp_path, recipe=HASTY, progress=report)
     torch.testing.assert_close(torch.get_rng_state(), before, atol=0, rtol=0)
-    assert seen == {stage: [0, 1, 2] for stage in ("CLIP", "autoencoder", "denoiser")}
-    assert set(trained.seconds) == set(seen)
+    assert progress == {stage: [0, 1, 2] for stage in ("CLIP", "autoencoder", "denoiser")}
+    assert set(trained.seconds) == set(progress)
     assert trained.diffusion.parent == trained.clip.parent
     assert trained.clip.parent.name == standins_digest(make_real(), HASTY)[:12]
 
@@ -223,8 +223,8 @@ def test_the_second_call_finds_the_models_of_the_first(models):
 
     before = snapshot()
     root = models.clip.parents[1]
-    found = train_standins(make_real(), root, recipe=HASTY, progress=report)
-    assert found == replace(models, seconds={})
+    result = train_standins(make_real(), root, recipe=HASTY, progress=report)
+    assert result == replace(models, seconds={})
     assert snapshot() == before
 
 
@@ -238,21 +238,21 @@ def test_two_trainings_give_the_same_bytes(models, tmp_path):
 
 
 def test_an_interrupted_training_goes_on_with_the_networks_that_are_done(models, tmp_path):
-    def train(interrupted: str, seen: set[str]) -> StandIns:
+    def train(interrupted: str, stages: set[str]) -> StandIns:
         def report(stage: str, done: int, total: int) -> None:
-            seen.add(stage)
+            stages.add(stage)
             if stage == interrupted and done == 1:
                 raise KeyboardInterrupt
 
         return train_standins(make_real(), tmp_path, recipe=HASTY, progress=report)
 
     digest = models.clip.parent.name
-    kept, vae = tmp_path / f"{digest}.begun", "vae.safetensors"
+    folder, vae = tmp_path / f"{digest}.begun", "vae.safetensors"
     for stage, trained in (("autoencoder", []), ("denoiser", [vae]), ("CLIP", [vae])):
         with pytest.raises(KeyboardInterrupt):
             train(stage, set())
         assert not (tmp_path / digest).exists()
-        assert [path.name for path in kept.glob("*")] == trained
+        assert [path.name for path in folder.glob("*")] == trained
     last = set[str]()
     again = train("", last)
     assert last == {"denoiser", "CLIP"}
@@ -278,13 +278,13 @@ def test_the_digest_follows_what_decides_the_weights():
     real = make_real()
     digest = standins_digest(real, HASTY)
     assert digest == standins_digest(make_real(), HASTY)
-    others = [
+    other_digests = [
         standins_digest(make_real(seed=1), HASTY),
         standins_digest(replace(real, class_names=("other", *ODD_NAMES[1:])), HASTY),
         standins_digest(real, replace(HASTY, seed=1)),
         standins_digest(real, replace(HASTY, clip=TrainingStage(3, 4, 1e-3))),
     ]
-    assert len({digest, *others}) == 5
+    assert len({digest, *other_digests}) == 5
 
 
 def test_only_the_training_split_counts():
@@ -337,7 +337,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path):
         train_standins(make_real(), path, recipe=HASTY, progress=silent)
 
 
-# The parts
+# Tokenizer, losses, autoencoder, batches
 
 
 def test_merges_by_hand():
@@ -355,9 +355,9 @@ def test_each_known_word_is_one_token_and_any_other_is_spelt():
     for word in ("aab", "baa", "aaa", "äö", "ab", "ba", "photo", "of"):
         assert len(tokenizer.tokenize(word)) == 1, word
         assert tokenizer.tokenize(word.upper()) == tokenizer.tokenize(word)
-    unseen = tokenizer("zebra 東 9", add_special_tokens=False)["input_ids"]
-    assert not set(unseen) & set(tokenizer.all_special_ids)
-    assert tokenizer.decode(unseen) == "zebra 東 9"
+    token_ids = tokenizer("zebra 東 9", add_special_tokens=False)["input_ids"]
+    assert not set(token_ids) & set(tokenizer.all_special_ids)
+    assert tokenizer.decode(token_ids) == "zebra 東 9"
 
 
 def test_two_hundred_classes_are_told_apart_and_fit():
@@ -375,15 +375,15 @@ def test_words_are_split_as_clip_splits_them():
 
 
 def test_all_pairs_of_a_class_match():
-    # two of one class: nothing to tell apart, whatever is equal is best
+    # two of one class: equal similarities are best
     alike = torch.zeros(2, 2, requires_grad=True)
     loss = contrastive_loss(alike, torch.tensor([3, 3]))
     loss.backward()
     torch.testing.assert_close(loss.detach(), torch.tensor(math.log(2)))
     torch.testing.assert_close(alike.grad, torch.zeros(2, 2))
     # two classes: the usual loss, -log of e^2 / (e^2 + e^0)
-    found = contrastive_loss(2 * torch.eye(2), torch.tensor([0, 1]))
-    torch.testing.assert_close(found, torch.tensor(math.log(1 + math.exp(-2))))
+    result = contrastive_loss(2 * torch.eye(2), torch.tensor([0, 1]))
+    torch.testing.assert_close(result, torch.tensor(math.log(1 + math.exp(-2))))
 
 
 def test_standardisation_is_folded_in_exactly():
@@ -413,8 +413,8 @@ def test_latents_have_mean_zero_and_deviation_one():
 def test_batches_bring_every_index_once_a_round():
     rng = torch.Generator().manual_seed(0)
     draw = batches(4, 6, rng=rng)
-    drawn = torch.cat([next(draw), next(draw)])  # three rounds of four
-    assert [sorted(part.tolist()) for part in drawn.split(4)] == [[0, 1, 2, 3]] * 3
+    indices = torch.cat([next(draw), next(draw)])  # three rounds of four
+    assert [sorted(chunk.tolist()) for chunk in indices.split(4)] == [[0, 1, 2, 3]] * 3
 
 
 def test_a_limit_takes_the_first_images_of_every_class():
@@ -430,10 +430,10 @@ def test_fit_learns_and_leaves_the_averaged_weights():
     with seeded(0):
         line = torch.nn.Linear(1, 1)
     inputs = torch.linspace(-1, 1, 32).view(-1, 1)
-    seen = []
+    weights = []
 
     def loss() -> torch.Tensor:
-        seen.append(line.weight.item())
+        weights.append(line.weight.item())
         return torch.nn.functional.mse_loss(line(inputs), 3 * inputs + 1)
 
     assert list(fit([line], loss, stage=TrainingStage(300, 1, 0.1), average_decay=0.9)) == [
@@ -441,7 +441,7 @@ def test_fit_learns_and_leaves_the_averaged_weights():
     ]
     torch.testing.assert_close(line.weight, torch.tensor([[3.0]]), atol=0.05, rtol=0)
     torch.testing.assert_close(line.bias, torch.tensor([1.0]), atol=0.05, rtol=0)
-    assert line.weight.item() not in seen
+    assert line.weight.item() not in weights
     assert not line.training
     assert not line.weight.requires_grad
 
@@ -451,7 +451,7 @@ def test_lines_tell_rate_and_time(capsys):
     for done in range(4):
         lines("denoiser", done, 3)
     assert capsys.readouterr().err.startswith("denoiser: 3/3, ")
-    lines.shown -= 60
+    lines.printed_at -= 60
     lines("denoiser", 1, 3)
     assert " steps/s, " in (shown := capsys.readouterr().err)
     assert shown.endswith(" s left\n")

@@ -1,4 +1,4 @@
-"""The worker's loop, over work that is as small as work can be."""
+"""The worker's loop, over shards that are one small file each."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ from semix.pipeline.worker import (
     FailsAlways,
     LeaseBackoff,
     PendingShards,
-    Share,
+    ShardOrder,
     Worker,
     _is_transient,
     _parse,
@@ -45,8 +45,8 @@ class Numbers:
     """Writes the number of each shard into a file of its own.
 
     Args:
-        errors: raised for a shard, each time it is tried.
-        late: the same, when it is published.
+        errors: by shard, raised whenever it is tried.
+        late: by shard, raised when it is published.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Numbers:
         return self.store.exists(f"done/{shard}")
 
     def failures(self) -> dict[int, list[Failure]]:
-        found: dict[int, list[Failure]] = {}
+        result: dict[int, list[Failure]] = {}
         for name in self.store.list("failed"):
             if not self.is_done(shard := int(name.split("/")[1])):
-                found.setdefault(shard, []).append(Failure.read(self.store.get(name)))
-        return found
+                result.setdefault(shard, []).append(Failure.read(self.store.get(name)))
+        return result
 
     def failed_attempts(self, missing: Sequence[int]) -> dict[int, int]:
-        found = self.failures()
-        return {shard: len(found[shard]) for shard in missing if shard in found}
+        failures = self.failures()
+        return {shard: len(failures[shard]) for shard in missing if shard in failures}
 
     def lease(self, shard: int) -> str:
         return f"numbers-{shard}"
@@ -144,48 +144,48 @@ def test_a_failing_shard_is_tried_once_a_run_and_stops_no_other(tmp_path):
     assert run(Numbers(tmp_path)) == 0
 
 
-def note(shard: int) -> Failure:
+def failure(shard: int) -> Failure:
     return Failure(shard=shard, attempt=1, error="ValueError", message="no", time=0.0)
 
 
 def test_what_never_failed_comes_first_then_what_failed_least(tmp_path):
     work = Numbers(tmp_path)
     for shard in (0, 0, 2, 3):
-        work.record_failure(note(shard))
+        work.record_failure(failure(shard))
     assert run(work, slot=1, slots=2) == 0
     assert work.tried == [1, 5, 4, 3, 2, 0]
 
 
 def test_what_one_other_failed_at_is_tried_again_and_what_several_failed_at_is_not(tmp_path):
     work = Numbers(tmp_path, count=3)
-    work.record_failure(note(0))
-    pending = PendingShards(work, Share(0, 1))
+    work.record_failure(failure(0))
+    pending = PendingShards(work, ShardOrder(0, 1))
     assert pending.refresh()
     for shard in (0, 1, 2, 2):
-        work.record_failure(note(shard))
+        work.record_failure(failure(shard))
     assert pending.refresh()
     assert list(pending) == [1, 0]
     assert pending.failed == {2}
     pending.give_up(1)
-    work.record_failure(note(1))
+    work.record_failure(failure(1))
     assert pending.refresh()
     assert list(pending) == [0]
     assert pending.failed == {1, 2}
 
 
-def always(count: int) -> dict[int, Exception]:
+def disk_full(count: int) -> dict[int, Exception]:
     return {shard: OSError(28, "No space left on device") for shard in range(count)}
 
 
 def test_where_shard_after_shard_fails_a_new_process_is_asked_for(tmp_path):
     for tried in ([0, 1, 2], [3, 4, 5]):
-        work = Numbers(tmp_path, count=7, errors=always(7))
+        work = Numbers(tmp_path, count=7, errors=disk_full(7))
         with pytest.raises(
             FailsAlways, match=r"^3 shards in a row failed, the last one by disk full at "
         ):
             run(work)
         assert work.tried == tried
-    work = Numbers(tmp_path, count=7, errors=always(7))
+    work = Numbers(tmp_path, count=7, errors=disk_full(7))
     assert run(work) == 1  # only the first of these had not failed before
     assert work.tried == [6, 0, 1, 2, 3, 4, 5]
 
@@ -194,12 +194,12 @@ def test_a_shard_that_cannot_be_published_fails_as_one_that_cannot_be_made(tmp_p
     work = Numbers(tmp_path, late={1: OSError("disk full"), 5: ValueError("no")})
     assert run(work) == 1
     assert work.tried == [0, 1, 2, 3, 4, 5]
-    found = work.failures()
-    assert {shard: notes[0].error for shard, notes in found.items()} == {
+    failures = work.failures()
+    assert {shard: notes[0].error for shard, notes in failures.items()} == {
         1: "OSError",
         5: "ValueError",
     }
-    assert "raise self.late[shard]" in "".join(found[1][0].traceback)
+    assert "raise self.late[shard]" in "".join(failures[1][0].traceback)
     assert work.store.list("leases") == []
     assert "shard 1 failed: OSError: disk full\n" in capsys.readouterr().err
 
@@ -247,12 +247,12 @@ def test_failures_with_a_shard_between_ask_for_nothing(tmp_path):
 
 
 def test_what_a_sick_worker_failed_at_a_healthy_one_makes(tmp_path):
-    sick = Numbers(tmp_path, count=30, errors=always(30))
+    sick = Numbers(tmp_path, count=30, errors=disk_full(30))
     healthy = Numbers(tmp_path, count=30)
     make = healthy.make
 
     def make_while_another_fails(shard: int, *, heartbeat) -> Making[str]:
-        while not healthy.tried and len(sick.tried) < 12:  # its slot gives up after four lives
+        while not healthy.tried and len(sick.tried) < 12:  # its slot gives up after four processes
             with pytest.raises(FailsAlways):
                 run(sick, slot=1, slots=2)
         return make(shard, heartbeat=heartbeat)
@@ -300,7 +300,7 @@ def test_a_clock_that_is_set_back_does_not_make_a_failing_shard_come_again(tmp_p
     assert work.tried.count(0) == 1
 
 
-def started(script: str, folder: Path) -> subprocess.Popen:
+def start(script: str, folder: Path) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     command = [sys.executable, "-c", script, str(folder)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -309,13 +309,13 @@ def started(script: str, folder: Path) -> subprocess.Popen:
 @pytest.mark.process
 def test_what_another_worker_holds_is_waited_for_and_taken_over(tmp_path):
     work = Numbers(tmp_path, count=2)
-    holder = started(HOLD, tmp_path)
+    holder = start(HOLD, tmp_path)
     assert holder.stdout.readline() == "held\n"
     beats = []
 
     def heartbeat() -> None:
         beats.append(list(work.tried))
-        if len(beats) == 3:  # it waited: the holder goes without letting go
+        if len(beats) == 3:  # it waited: the holder dies without releasing
             holder.kill()
             holder.wait()
 
@@ -338,11 +338,11 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     work = Numbers(tmp_path, count=1)
     name = "leases/numbers-0.json"
-    seen = []
+    mtimes = []
 
     def heartbeat() -> None:
         with suppress(FileNotFoundError):  # published by now
-            seen.append((tmp_path / name).stat().st_mtime_ns)
+            mtimes.append((tmp_path / name).stat().st_mtime_ns)
 
     make = work.make
 
@@ -354,36 +354,36 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
 
     work.make = slow  # type: ignore[method-assign]
     assert run(work, heartbeat=heartbeat) == 0
-    assert len(set(seen)) > 2
+    assert len(set(mtimes)) > 2
 
 
 def test_the_lease_of_a_shard_is_renewed_until_it_is_published(tmp_path, monkeypatch):
     monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     work = Numbers(tmp_path, count=2)
     leases = [tmp_path / f"leases/numbers-{shard}.json" for shard in range(2)]
-    make, seen, looked = work.make, [], Event()
+    make, mtimes, checked = work.make, [], Event()
 
     def overlapping(shard: int, *, heartbeat) -> Making[str]:
         if shard == 1:
             for _ in range(3):
                 time.sleep(0.02)
                 heartbeat()
-                seen.append([lease.stat().st_mtime_ns for lease in leases])
-            looked.set()
+                mtimes.append([lease.stat().st_mtime_ns for lease in leases])
+            checked.set()
         making = make(shard, heartbeat=heartbeat)
         yield next(making)
-        assert looked.wait(30)
+        assert checked.wait(30)
         assert leases[shard].exists()
         return (yield from making)
 
     work.make = overlapping  # type: ignore[method-assign]
     assert run(work) == 0
-    assert [len(set(times)) for times in zip(*seen, strict=True)] == [3, 3]
+    assert [len(set(times)) for times in zip(*mtimes, strict=True)] == [3, 3]
     assert work.store.list("leases") == []
 
 
-def unreadable(lease: Path) -> None:
-    """A folder in its place: what reads it gets an OSError, as of a store that is away."""
+def make_unreadable(lease: Path) -> None:
+    """Put a folder in its path: a reader gets an OSError, as from a store that is away."""
     lease.unlink()
     lease.mkdir()
 
@@ -397,11 +397,11 @@ def test_a_lease_that_cannot_be_read_costs_no_shard(tmp_path, monkeypatch, broke
     def make_and_break(shard: int, *, heartbeat) -> Making[str]:
         lease = tmp_path / f"leases/numbers-{shard}.json"
         if shard == 1 and broken_at == "renewal":
-            unreadable(lease)
-        said = yield from make(shard, heartbeat=heartbeat)
+            make_unreadable(lease)
+        message = yield from make(shard, heartbeat=heartbeat)
         if shard == 1 and broken_at == "release":
-            unreadable(lease)
-        return said
+            make_unreadable(lease)
+        return message
 
     work.make = make_and_break  # type: ignore[method-assign]
     assert run(work) == 0
@@ -498,7 +498,7 @@ def test_an_unknown_label_set_is_told_by_the_exit_status(root, capsys):
 
 @pytest.mark.process
 def test_a_worker_that_is_asked_to_stop_lets_go(tmp_path):
-    process = started(STOPPED, tmp_path)
+    process = start(STOPPED, tmp_path)
     assert process.stdout.readline() == "making\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
@@ -523,7 +523,7 @@ Worker(Slow(Path(sys.argv[1])), 0, 1, device="cpu").run()
 
 @pytest.mark.process
 def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_made(tmp_path):
-    process = started(PUBLISHING, tmp_path)
+    process = start(PUBLISHING, tmp_path)
     assert process.stdout.readline() == "making shard 1\n"
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "dropped shard 1\n"
@@ -592,34 +592,34 @@ def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
 
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr("semix.pipeline.worker.REFRESH_S", 0.0)
-    monkeypatch.setattr("semix.pipeline.worker.REFRESH_SHARE", 0)
+    monkeypatch.setattr("semix.pipeline.worker.REFRESH_INTERVAL_RATIO", 0)
     work = Numbers(tmp_path, count=100)
-    asked = []
+    queries = []
     make, is_done = work.make, work.is_done
 
-    def make_one_and_others_the_rest(shard: int, *, heartbeat) -> Making[str]:
+    def make_one_while_others_finish(shard: int, *, heartbeat) -> Making[str]:
         for other in range(1, work.count):
             work.store.create(f"done/{other}", b"")
         return make(shard, heartbeat=heartbeat)
 
-    work.make = make_one_and_others_the_rest  # type: ignore[method-assign]
+    work.make = make_one_while_others_finish  # type: ignore[method-assign]
     work.missing = lambda: [s for s in range(work.count) if not is_done(s)]  # type: ignore
-    work.is_done = lambda shard: asked.append(shard) or is_done(shard)  # type: ignore
+    work.is_done = lambda shard: queries.append(shard) or is_done(shard)  # type: ignore
     assert run(work) == 0
     assert work.tried == [0]
-    assert asked == [0, 1]  # one that was done was enough to look again
+    assert queries == [0, 1]  # one shard that was done made it refresh
 
 
 def test_a_million_shards_are_walked_without_a_copy_of_them():
-    share = Share(1, 8, Partition(3, 10))
+    share = ShardOrder(1, 8, Partition(3, 10))
     total = 10**6
     tracemalloc.start()
     try:
-        walked = sum(1 for _ in share.in_order(range(total), total))
+        count = sum(1 for _ in share.in_order(range(total), total))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert walked == total
+    assert count == total
     assert peak < 10**6  # bytes: a copy takes 8e6; other threads of this process allocate too
     first = list(islice(share.in_order(range(total), total), 3))
     assert first == [300_001, 300_009, 300_017]
@@ -628,18 +628,18 @@ def test_a_million_shards_are_walked_without_a_copy_of_them():
 def test_the_longer_a_shard_is_held_the_less_often_it_is_asked_for(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    held, asked = LeaseBackoff(), []
+    backoff, times = LeaseBackoff(), []
     for _ in range(20_000):
-        if held.due(7):
-            asked.append(now[0] - 100)
-            held.add(7)
+        if backoff.due(7):
+            times.append(now[0] - 100)
+            backoff.add(7)
         now[0] += 0.05
-    gaps = [b - a for a, b in pairwise(asked)]
+    gaps = [b - a for a, b in pairwise(times)]
     assert gaps[0] < 0.3
     assert 29.9 < gaps[-1] < 30.1
-    assert len(asked) < 50
-    held.remove(7)
-    assert held.due(7)
+    assert len(times) < 50
+    backoff.remove(7)
+    assert backoff.due(7)
 
 
 # A worker of a root.
@@ -670,14 +670,14 @@ def test_a_shard_is_published_while_the_next_one_is_generated(hasty_config, buck
         assert generated.wait(30), "nothing was generated meanwhile"
         publish(self, partial, name)
 
-    def noted(self, name, content):
+    def create_and_note(self, name, content):
         if name.startswith("shards/"):
             events.append(f"record {int(name[-12:-5])}")
         return create(self, name, content)
 
     monkeypatch.setattr("semix.pipeline.shard.make_batch", generate)
     monkeypatch.setattr(Store, "publish", slow)
-    monkeypatch.setattr(Store, "create", noted)
+    monkeypatch.setattr(Store, "create", create_and_note)
     assert work_on(root, "--shards", "0-3") == 0
     assert [event for event in events if "record" in event] == [f"record {n}" for n in range(4)]
     assert events.index("generate 1") < events.index("record 0") < events.index("generate 2")

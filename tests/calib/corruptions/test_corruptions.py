@@ -9,10 +9,10 @@ from semix.calib.corruptions.severities import PUBLISHED, published
 from semix.data.errors import InputError
 from semix.data.real import RealDataConfig, load_real
 
-# For the others a higher severity is another kind of damage, not always a larger difference:
+# For those taken out a higher severity is another kind of damage, not always a larger difference:
 # glass_blur and elastic_transform trade reach for fineness, frost dims the image, saturate
 # goes from grey to garish, spatter from water to mud.
-WORSE_AND_WORSE = sorted(
+MONOTONE = sorted(
     {*STANDARD, *EXTRA}
     - {"glass_blur", "elastic_transform", "frost", "pixelate", "saturate", "spatter"}
 )
@@ -27,10 +27,10 @@ def coloured(size: int, count: int) -> np.ndarray:
     """Smooth colours with a little grain."""
     generator = np.random.default_rng(0)
     top, bottom = generator.uniform(0, 230, (2, count, 1, 2, 3))
-    share = np.linspace(0, 1, size)[:, None]
-    left, right = np.split(top + share[:, None] * (bottom - top), 2, axis=2)  # [N, S, 1, 3]
+    fraction = np.linspace(0, 1, size)[:, None]
+    left, right = np.split(top + fraction[:, None] * (bottom - top), 2, axis=2)  # [N, S, 1, 3]
     grain = generator.uniform(0, 25, (count, size, size, 3))
-    return (left + share * (right - left) + grain).astype(np.uint8)
+    return (left + fraction * (right - left) + grain).astype(np.uint8)
 
 
 def test_there_are_fifteen_and_four():
@@ -45,8 +45,8 @@ def test_there_are_fifteen_and_four():
 
 
 def test_constants_are_those_of_the_nearest_published_size():
-    found = {size: published("gaussian_noise", 5, size=size) for size in (16, 45, 46, 119, 120)}
-    assert found == {16: 0.1, 45: 0.1, 46: 0.18, 119: 0.18, 120: 0.38}
+    constants = {size: published("gaussian_noise", 5, size=size) for size in (16, 45, 46, 119, 120)}
+    assert constants == {16: 0.1, 45: 0.1, 46: 0.18, 119: 0.18, 120: 0.38}
     assert published("motion_blur", 1, size=32) == (6, 1)
 
 
@@ -56,9 +56,9 @@ def test_images_of_any_size_are_changed(name, size):
     images = coloured(size, 2)
     before = images.copy()
     for severity in (1, 5):
-        found = corrupt(images, name, severity, seed=0)
-        assert (found.shape, found.dtype) == (images.shape, np.uint8)
-        assert (found != images).any(axis=(1, 2, 3)).all()
+        output = corrupt(images, name, severity, seed=0)
+        assert (output.shape, output.dtype) == (images.shape, np.uint8)
+        assert (output != images).any(axis=(1, 2, 3)).all()
     assert (images == before).all()
 
 
@@ -66,38 +66,38 @@ def test_images_of_any_size_are_changed(name, size):
 def test_an_image_does_not_depend_on_those_beside_it(name, monkeypatch):
     images = coloured(32, 7)
     for severity in (1, 3):
-        whole = corrupt(images, name, severity, seed=3, first=10)
-        parts = [
+        expected = corrupt(images, name, severity, seed=3, first=10)
+        chunks = [
             corrupt(images[start:stop], name, severity, seed=3, first=10 + start)
             for start, stop in ((0, 1), (1, 3), (3, 7))
         ]
-        assert (np.concatenate(parts) == whole).all()
+        assert (np.concatenate(chunks) == expected).all()
     monkeypatch.setattr("semix.calib.corruptions.AT_ONCE", 2 * images[0].size)
-    assert (corrupt(images, name, severity, seed=3, first=10) == whole).all()
+    assert (corrupt(images, name, severity, seed=3, first=10) == expected).all()
 
 
 @pytest.mark.parametrize("name", sorted({*STANDARD, *EXTRA} - {"spatter"}))
 def test_random_choices_follow_seed_and_number(name):
-    """Those that choose nothing at random are the same for every seed."""
+    """Corruptions without random choices are the same for every seed."""
     images = np.repeat(coloured(32, 1), 2, axis=0)
-    found = corrupt(images, name, 3, seed=0)
+    output = corrupt(images, name, 3, seed=0)
     fixed = "defocus_blur zoom_blur brightness contrast pixelate jpeg_compression gaussian_blur"
     if name in (*fixed.split(), "saturate"):
-        assert (found == corrupt(images, name, 3, seed=1)).all()
-        assert (found[0] == found[1]).all()
+        assert (output == corrupt(images, name, 3, seed=1)).all()
+        assert (output[0] == output[1]).all()
     else:
-        assert (found[0] != found[1]).any()
-        assert (found != corrupt(images, name, 3, seed=1)).any(axis=(1, 2, 3)).all()
-        assert (found[1] == corrupt(images[:1], name, 3, seed=0, first=1)[0]).all()
+        assert (output[0] != output[1]).any()
+        assert (output != corrupt(images, name, 3, seed=1)).any(axis=(1, 2, 3)).all()
+        assert (output[1] == corrupt(images[:1], name, 3, seed=0, first=1)[0]).all()
 
 
-@pytest.mark.parametrize("name", WORSE_AND_WORSE)
+@pytest.mark.parametrize("name", MONOTONE)
 def test_a_higher_severity_is_farther_from_the_image(name):
     images = digits(32, 40)
     errors = []
     for severity in (1, 2, 3, 4, 5):
-        found = corrupt(images, name, severity, seed=0).astype(float)
-        errors.append(((found - images) ** 2).mean())
+        output = corrupt(images, name, severity, seed=0).astype(float)
+        errors.append(((output - images) ** 2).mean())
     assert errors[0] > 0
     assert all(low < high for low, high in itertools.pairwise(errors)), errors
 

@@ -28,9 +28,9 @@ def test_brightness_raises_the_value_alone():
 def test_contrast_is_the_distance_from_the_mean_of_each_channel():
     images = even(0, 0, 30)
     images[:, ::2] = (200, 100, 30)
-    found = corrupt(images, "contrast", 2, seed=0)  # a half is left
-    assert colour(found[:, ::2]) == [150, 75, 30]
-    assert colour(found[:, 1::2]) == [50, 25, 30]
+    output = corrupt(images, "contrast", 2, seed=0)  # half the distance remains
+    assert colour(output[:, ::2]) == [150, 75, 30]
+    assert colour(output[:, 1::2]) == [50, 25, 30]
 
 
 def test_pixels_become_coarse():
@@ -39,9 +39,9 @@ def test_pixels_become_coarse():
     images[:, 1::2, 1::2] = 80
     assert colour(corrupt(images, "pixelate", 5, seed=0)) == [80, 80, 80]  # means of 2 x 2
     images[:, :32] = 0
-    found = corrupt(images, "pixelate", 5, seed=0)
-    assert not found[:, :32].any()
-    assert (found[:, 32:] == 80).all()
+    output = corrupt(images, "pixelate", 5, seed=0)
+    assert not output[:, :32].any()
+    assert (output[:, 32:] == 80).all()
 
 
 def test_jpeg_is_pillows_of_the_given_quality():
@@ -49,8 +49,8 @@ def test_jpeg_is_pillows_of_the_given_quality():
     for severity, quality in enumerate((80, 65, 58, 50, 40), start=1):
         file = io.BytesIO()
         Image.fromarray(image).save(file, "JPEG", quality=quality)
-        found = corrupt(image[None], "jpeg_compression", severity, seed=0)[0]
-        assert (found == np.asarray(Image.open(file))).all()
+        output = corrupt(image[None], "jpeg_compression", severity, seed=0)[0]
+        assert (output == np.asarray(Image.open(file))).all()
 
 
 def test_borders_mirror_at_the_pixel_or_at_the_edge():
@@ -62,8 +62,8 @@ def test_borders_mirror_at_the_pixel_or_at_the_edge():
 def test_images_are_read_between_their_pixels():
     images = np.array([[0.0, 4.0], [8.0, 20.0]], dtype=np.float32)[None, :, :, None]
     rows, columns = np.array([[[0.0, 0.5], [1.0, 0.25]]]), np.array([[[0.5, 0.0], [-0.5, 1.0]]])
-    found = read_at(images, rows, columns, border=reflected)[0, :, :, 0]
-    assert found.tolist() == [[2.0, 4.0], [8.0, 8.0]]
+    output = read_at(images, rows, columns, border=reflected)[0, :, :, 0]
+    assert output.tolist() == [[2.0, 4.0], [8.0, 8.0]]
     assert read_at(images, rows, columns, border=mirrored)[0, 1, 0, 0] == 14.0
 
 
@@ -76,17 +76,17 @@ def test_an_affine_map_takes_the_corners_where_it_says():
     assert np.allclose(columns[0, 3, 3], 1)  # and two columns to the left
     # Of the corners (x, y) = (6, 6), (6, 2) and (2, 2) the first goes one column to the right.
     rows, columns = _affine_coordinates(np.array([[[1.0, 0], [0, 0], [0, 0]]]), 8)
-    places = [(columns[0, y, x], rows[0, y, x]) for x, y in ((7, 6), (6, 2), (2, 2))]
-    assert np.allclose(places, [(6, 6), (6, 2), (2, 2)])
+    corners = [(columns[0, y, x], rows[0, y, x]) for x, y in ((7, 6), (6, 2), (2, 2))]
+    assert np.allclose(corners, [(6, 6), (6, 2), (2, 2)])
 
 
 def test_elastic_is_affine_at_first_and_local_then():
-    """Of a ramp from left to right the first severity makes a plane."""
+    """The first severity turns a ramp from left to right into a plane."""
     ramp = np.tile(np.arange(0, 256, 8, dtype=np.uint8)[None, None, :, None], (20, 32, 1, 3))
 
     def bend(severity: int) -> float:
-        found = corrupt(ramp, "elastic_transform", severity, seed=0)[:, 10:22, 10:22, 0]
-        second = np.diff(found.astype(float), n=2, axis=1)
+        output = corrupt(ramp, "elastic_transform", severity, seed=0)[:, 10:22, 10:22, 0]
+        second = np.diff(output.astype(float), n=2, axis=1)
         return float(np.abs(second).mean())
 
     assert bend(1) < 1  # what truncation leaves

@@ -7,7 +7,7 @@ from semix.calib.corruptions.noise_blur import glass_blur
 from semix.calib.corruptions.pixels import enlarged, smooth, streaked, to_bytes
 
 GREY = np.full((20, 32, 32, 3), 128, dtype=np.uint8)  # 61,440 values
-TRUNCATED = -0.5  # what truncation to whole levels takes on average
+TRUNCATED = -0.5  # mean change by truncation to whole levels
 
 
 def test_gaussian_noise_has_its_deviation_and_no_mean():
@@ -27,12 +27,12 @@ def test_shot_noise_grows_with_the_root_of_the_light():
 
 
 def test_impulse_noise_leaves_the_rest_alone():
-    found = corrupt(GREY, "impulse_noise", 5, seed=0)
-    values, counts = np.unique(found, return_counts=True)
+    output = corrupt(GREY, "impulse_noise", 5, seed=0)
+    values, counts = np.unique(output, return_counts=True)
     assert values.tolist() == [0, 128, 255]
-    share = counts / found.size
-    assert abs(share[0] - 0.035) < 0.003
-    assert abs(share[2] - 0.035) < 0.003
+    fractions = counts / output.size
+    assert abs(fractions[0] - 0.035) < 0.003
+    assert abs(fractions[2] - 0.035) < 0.003
 
 
 def test_speckle_noise_is_in_proportion():
@@ -58,16 +58,16 @@ def test_an_even_image_stays_even(name):
 
 
 def test_a_point_out_of_focus_becomes_a_disk():
-    found = corrupt(point(), "defocus_blur", 5, seed=0)[0]  # radius 1.5: a pixel, its neighbours
-    assert found[15:18, 15:18].tolist() == [[[28] * 3] * 3] * 3  # 255 / 9
-    assert found.sum() == 9 * 3 * 28
+    output = corrupt(point(), "defocus_blur", 5, seed=0)[0]  # radius 1.5: a pixel, its neighbours
+    assert output[15:18, 15:18].tolist() == [[[28] * 3] * 3] * 3  # 255 / 9
+    assert output.sum() == 9 * 3 * 28
 
 
 def test_a_gaussian_point_is_a_gaussian():
     row = corrupt(point(), "gaussian_blur", 5, seed=0)[0, 16, 14:19, 0]
-    at = np.exp(-(np.arange(-4, 5) ** 2) / 2)
-    at /= at.sum()
-    assert row.tolist() == [int(255 * at[4] * part) for part in at[2:7]]
+    weights = np.exp(-(np.arange(-4, 5) ** 2) / 2)
+    weights /= weights.sum()
+    assert row.tolist() == [int(255 * weights[4] * weight) for weight in weights[2:7]]
 
 
 def test_a_streak_is_half_a_gaussian_to_one_side():
@@ -84,34 +84,34 @@ def test_a_streak_is_half_a_gaussian_to_one_side():
 
 
 def test_motion_is_at_most_45_degrees_from_a_row():
-    found = corrupt(np.repeat(point(), 60, axis=0), "motion_blur", 3, seed=0)[..., 0] > 0
-    rows, columns = found.any(axis=2).sum(axis=1), found.any(axis=1).sum(axis=1)
+    output = corrupt(np.repeat(point(), 60, axis=0), "motion_blur", 3, seed=0)[..., 0] > 0
+    rows, columns = output.any(axis=2).sum(axis=1), output.any(axis=1).sum(axis=1)
     assert (columns >= rows).all()
     assert rows.min() == 1
-    assert (found.argmax(axis=1).max(axis=1) <= 24).all()
+    assert (output.argmax(axis=1).max(axis=1) <= 24).all()
 
 
 def test_the_centre_is_enlarged():
     images = np.tile(np.arange(4, dtype=np.float32)[None, :, None], (1, 1, 4))
-    found = enlarged(images, 2.0)[0]
+    output = enlarged(images, 2.0)[0]
     # Pixels 1 and 2 become 4, from one to the other.
-    np.testing.assert_allclose(found, np.tile([[1], [4 / 3], [5 / 3], [2]], 4), rtol=1e-6)
+    np.testing.assert_allclose(output, np.tile([[1], [4 / 3], [5 / 3], [2]], 4), rtol=1e-6)
     assert (enlarged(images, 1.0) == images).all()
 
 
 def test_zooming_blurs_the_rim_and_keeps_the_middle():
     stripes = np.zeros((1, 64, 64, 3), dtype=np.uint8)
     stripes[:, :, ::4] = 200
-    found = corrupt(stripes, "zoom_blur", 5, seed=0)[0, :, :, 0].astype(float)
-    assert found[:, 28:36].std() > 2 * found[:, :8].std()
+    output = corrupt(stripes, "zoom_blur", 5, seed=0)[0, :, :, 0].astype(float)
+    assert output[:, 28:36].std() > 2 * output[:, :8].std()
 
 
 def test_glass_moves_pixels_in_reading_order_from_the_last():
-    """Groups of pixels at once are what one pixel after the other would be."""
+    """Moving groups of pixels at once equals moving one pixel after the other."""
     size, level = 18, (0.4, 2, 2)
     images = np.random.default_rng(0).random((3, size, size, 3), dtype=np.float32)
     generators = [np.random.default_rng(number) for number in range(3)]
-    found = glass_blur(images, level, generators)
+    output = glass_blur(images, level, generators)
     sigma, reach, rounds = level
     inner = size - 2 * reach
     for number, image in enumerate(to_bytes(smooth(images, sigma))):
@@ -119,18 +119,18 @@ def test_glass_moves_pixels_in_reading_order_from_the_last():
         for down, right in moves:
             for row in range(inner):
                 for column in range(inner):
-                    here = size - reach - row, size - reach - column
-                    there = here[0] + down[row, column], here[1] + right[row, column]
-                    image[here] = image[there]
+                    pixel = size - reach - row, size - reach - column
+                    neighbour = pixel[0] + down[row, column], pixel[1] + right[row, column]
+                    image[pixel] = image[neighbour]
         expected = smooth(image[None].astype(np.float32) / 255, sigma)[0]
-        np.testing.assert_allclose(found[number], expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(output[number], expected, rtol=0, atol=1e-6)
 
 
 def saturated(severity: int, *colour: int) -> list[int]:
     images = np.full((1, 32, 32, 3), colour, dtype=np.uint8)
-    found = corrupt(images, "saturate", severity, seed=0)
-    assert (found == found[:, :1, :1]).all()
-    return found[0, 0, 0].tolist()
+    output = corrupt(images, "saturate", severity, seed=0)
+    assert (output == output[:, :1, :1]).all()
+    return output[0, 0, 0].tolist()
 
 
 def test_saturation_moves_all_channels_but_the_highest():

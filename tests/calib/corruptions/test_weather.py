@@ -13,8 +13,8 @@ def test_plasma_of_two_pixels_by_hand():
     # The corner is 0; each midpoint is the mean of its neighbours, beyond the edge too, and noise.
     field = np.array([[0, centre / 2 + right], [centre / 2 + below, centre]])
     expected = (field - field.min()) / (field.max() - field.min())
-    found = plasma(2, 3.0, [np.random.default_rng(7)])
-    np.testing.assert_allclose(found[0, :, :, 0], expected, atol=1e-6)
+    output = plasma(2, 3.0, [np.random.default_rng(7)])
+    np.testing.assert_allclose(output[0, :, :, 0], expected, atol=1e-6)
 
 
 def test_the_next_level_of_plasma_is_weaker_by_the_square_of_the_decay():
@@ -35,8 +35,8 @@ def test_the_next_level_of_plasma_is_weaker_by_the_square_of_the_decay():
             field[r, c + 1] = beside / 4 + rights[row, column]
             field[r + 1, c] = under / 4 + belows[row, column]
     expected = (field - field.min()) / (field.max() - field.min())
-    found = plasma(4, 3.0, [np.random.default_rng(7)])
-    np.testing.assert_allclose(found[0, :, :, 0], expected, atol=1e-6)
+    output = plasma(4, 3.0, [np.random.default_rng(7)])
+    np.testing.assert_allclose(output[0, :, :, 0], expected, atol=1e-6)
 
 
 def test_plasma_gets_finer_as_it_decays_less():
@@ -54,36 +54,36 @@ def test_fog_keeps_the_brightest_value_and_leaves_black_alone():
     assert not corrupt(BLACK, "fog", 5, seed=0).any()
     images = BLACK.copy()
     images[:, :, :16] = 200
-    found = corrupt(images, "fog", 5, seed=0)
-    assert found.max() <= 200
+    output = corrupt(images, "fog", 5, seed=0)
+    assert output.max() <= 200
     # All of it is 200 (x + 1.5 p) / (200 / 255 + 1.5) with p from 0 to 1.
-    dark = found[:, :, 16:].astype(float)
+    dark = output[:, :, 16:].astype(float)
     ratio = (200 / 255) / (200 / 255 + 1.5)
     assert dark.max() <= 255 * 1.5 * ratio
     assert dark.std() > 20
 
 
 def test_snow_is_white_streaks_that_come_twice():
-    found = corrupt(BLACK, "snow", 2, seed=0)
+    output = corrupt(BLACK, "snow", 2, seed=0)
     whitened = int(0.1 * 0.5 * 255)  # a tenth of the way to half white
-    assert found.min() == whitened
-    assert (found == found[..., :1]).all()
-    turned = found[:, ::-1, ::-1]
-    assert (np.abs(found.astype(int) - turned) <= 1).all()
-    flakes = found[..., 0] > whitened
+    assert output.min() == whitened
+    assert (output == output[..., :1]).all()
+    turned = output[:, ::-1, ::-1]
+    assert (np.abs(output.astype(int) - turned) <= 1).all()
+    flakes = output[..., 0] > whitened
     assert 0.02 < flakes.mean() < 0.5
     assert np.unique(flakes.sum(axis=(1, 2))).size > 5
 
 
 def test_frost_is_ice_of_many_kinds_over_a_dimmed_image():
-    found = corrupt(BLACK, "frost", 5, seed=0).astype(float) / 0.45
-    means, colours = found.mean(axis=(1, 2, 3)), found.mean(axis=(0, 1, 2))
+    output = corrupt(BLACK, "frost", 5, seed=0).astype(float) / 0.45
+    means, colours = output.mean(axis=(1, 2, 3)), output.mean(axis=(0, 1, 2))
     assert 0.4 * 255 < means.min() < 0.55 * 255 < 0.7 * 255 < means.max() < 0.85 * 255
     assert colours[0] < colours[1] < colours[2]  # bluish
-    assert (found.std(axis=(1, 2)) > 10).all()
+    assert (output.std(axis=(1, 2)) > 10).all()
     white = corrupt(BLACK + 255, "frost", 5, seed=0)
     # The same ice beside 0.75 of white: 191.25 levels more, up to white.
-    added = np.minimum(found * 0.45 + 191.25, 255)
+    added = np.minimum(output * 0.45 + 191.25, 255)
     assert np.abs(white - added).max() <= 1.5
 
 
@@ -91,21 +91,21 @@ WHITE = np.full((20, 32, 32, 3), 255, dtype=np.uint8)
 
 
 def test_mud_covers():
-    found = corrupt(WHITE, "spatter", 5, seed=0)
-    covered = (found != 255).any(axis=(1, 2, 3))
+    output = corrupt(WHITE, "spatter", 5, seed=0)
+    covered = (output != 255).any(axis=(1, 2, 3))
     assert covered.all()
-    values = found[found[..., 0] < 255].astype(float)
-    share = (255 - values) / (255 - 255 * MUD)
-    assert share.max() <= 1.02
-    assert share.min() >= 0.79  # less cover than 0.8 is none
-    assert np.ptp(share, axis=1).max() < 0.03
+    values = output[output[..., 0] < 255].astype(float)
+    cover = (255 - values) / (255 - 255 * MUD)
+    assert cover.max() <= 1.02
+    assert cover.min() >= 0.79  # less cover than 0.8 is none
+    assert np.ptp(cover, axis=1).max() < 0.03
 
 
 def test_water_shines_and_leaves_most_alone():
-    found = corrupt(np.zeros_like(WHITE), "spatter", 1, seed=0)
-    wet = found[..., 0] > 0
+    output = corrupt(np.zeros_like(WHITE), "spatter", 1, seed=0)
+    wet = output[..., 0] > 0
     assert 0.001 < wet.mean() < 0.1
-    brightest = found.max(axis=(0, 1, 2))
+    brightest = output.max(axis=(0, 1, 2))
     assert brightest.tolist() == (WATER * 0.5 * 255).astype(int).tolist()
 
 
@@ -113,8 +113,8 @@ def test_an_image_without_drops_stays_as_it_is():
     images = np.full((2, 32, 32, 3), 0.25, dtype=np.float32)
     generators = [np.random.default_rng(number) for number in range(2)]
     for is_mud in (False, True):
-        found = spatter(images, (0.1, 0.01, 1, 0.7, 0.5, is_mud), generators)
-        assert (found == images).all()
+        output = spatter(images, (0.1, 0.01, 1, 0.7, 0.5, is_mud), generators)
+        assert (output == images).all()
 
 
 def test_distances_are_those_of_chess():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 STEP = 1e-6
 
-# z: the K logits of a sample; y: its class; held: the logits again, where no gradient flows.
+# z: the K logits of a sample; y: its class; detached: the logits again, without gradient.
 Formula = Callable[[np.ndarray, int, np.ndarray], float]
 
 
@@ -24,16 +24,16 @@ def batch(*, samples: int = 12, classes: int = 5, scale: float = 4.0, seed: int 
 
 def assert_agrees(loss: RealLoss, formula: Formula, logits: Tensor, targets: Tensor) -> None:
     """Compare the loss of a batch with the mean of the formula over its samples."""
-    held = logits.double().numpy()
+    detached = logits.double().numpy()
 
     def mean(z: np.ndarray) -> float:
-        rows = zip(z, targets.tolist(), held, strict=True)
+        rows = zip(z, targets.tolist(), detached, strict=True)
         return sum(formula(*row) for row in rows) / len(z)
 
-    assert_whole_agrees(loss, mean, logits, targets)
+    assert_batch_agrees(loss, mean, logits, targets)
 
 
-def assert_whole_agrees(
+def assert_batch_agrees(
     loss: RealLoss,
     formula: Callable[[np.ndarray], float],
     logits: Tensor,
@@ -43,19 +43,19 @@ def assert_whole_agrees(
     """Compare the loss with a formula of all logits [N, K], and its gradient with slopes of it."""
     logits = logits.clone().requires_grad_()
     got = loss(logits, targets, **inputs)
-    (found,) = torch.autograd.grad(got, logits)
+    (gradient,) = torch.autograd.grad(got, logits)
     z = logits.detach().double().numpy()
     torch.testing.assert_close(got.detach().double(), torch.tensor(formula(z)).double())
     slopes = np.zeros_like(z)
-    for place in np.ndindex(*z.shape):
+    for index in np.ndindex(*z.shape):
         nudge = np.zeros_like(z)
-        nudge[place] = STEP
-        slopes[place] = (formula(z + nudge) - formula(z - nudge)) / (2 * STEP)
-    torch.testing.assert_close(found.double(), torch.tensor(slopes), rtol=1e-4, atol=1e-7)
+        nudge[index] = STEP
+        slopes[index] = (formula(z + nudge) - formula(z - nudge)) / (2 * STEP)
+    torch.testing.assert_close(gradient.double(), torch.tensor(slopes), rtol=1e-4, atol=1e-7)
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
-    """Of a sample [K], or of each row [N, K]."""
+    """The probabilities of a sample [K], or of each row [N, K]."""
     powers = np.exp(z - z.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 

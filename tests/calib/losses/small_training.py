@@ -22,8 +22,8 @@ LOSSES: Mapping[str, dict[str, Any]] = {
 }
 
 
-def trained(name: str, *, process: int = 0, processes: int = 1) -> dict[str, Any]:
-    """Losses of the steps and the weights, the mean over processes; and the state of the loss."""
+def train(name: str, *, process: int = 0, processes: int = 1) -> dict[str, Any]:
+    """Train; returns the curve and the weights, averaged over processes, and the loss's state."""
     rng = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, FEATURES, generator=rng)
     targets = torch.randint(CLASSES, (SAMPLES,), generator=rng)
@@ -31,15 +31,15 @@ def trained(name: str, *, process: int = 0, processes: int = 1) -> dict[str, Any
     loss = build_training_loss(name, CLASSES, num_samples=SAMPLES, params=LOSSES[name])
     curve = []
     for _ in range(EPOCHS):
-        for chosen in torch.randperm(SAMPLES, generator=rng).split(BATCH):
-            own = chosen.chunk(processes)[process]
-            value = loss(inputs[own] @ weights, targets[own], indices=own)
+        for batch in torch.randperm(SAMPLES, generator=rng).split(BATCH):
+            indices = batch.chunk(processes)[process]
+            value = loss(inputs[indices] @ weights, targets[indices], indices=indices)
             (slope,) = torch.autograd.grad(value, weights)
             with torch.no_grad():
                 weights -= 0.5 * _mean(slope, processes)
             curve.append(_mean(value.detach(), processes))
-        found = Outputs((inputs @ weights).detach(), inputs, targets)
-        loss.end_epoch(SimpleNamespace(outputs=lambda split, found=found: found))
+        outputs = Outputs((inputs @ weights).detach(), inputs, targets)
+        loss.end_epoch(SimpleNamespace(outputs=lambda split, outputs=outputs: outputs))
     return {"curve": curve, "weights": weights.detach(), "state": loss.state_dict()}
 
 
@@ -50,12 +50,12 @@ def _mean(value: Tensor, processes: int) -> Tensor:
     return value / processes
 
 
-def main(process: int, processes: int, place: str) -> None:
+def main(process: int, processes: int, folder: str) -> None:
     distributed.init_process_group(
-        "gloo", init_method=f"file://{place}/meet", rank=process, world_size=processes
+        "gloo", init_method=f"file://{folder}/meet", rank=process, world_size=processes
     )
-    results = {name: trained(name, process=process, processes=processes) for name in LOSSES}
-    torch.save(results, f"{place}/{process}.pt")
+    results = {name: train(name, process=process, processes=processes) for name in LOSSES}
+    torch.save(results, f"{folder}/{process}.pt")
     distributed.destroy_process_group()
 
 

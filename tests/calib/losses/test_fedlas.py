@@ -255,7 +255,7 @@ def test_health_by_hand(name: str):
         },
         rel=1e-4,
     )
-    lean_to(loss, 0)  # the figures start anew
+    lean_to(loss, 0)  # the sums start anew
     loss(logits[:2], torch.tensor([0, 0]), features=features[:2])
     health = loss.pop_health()
     assert (health["gate_positive"], health["smoothing_raised"]) == (0, 0.5)

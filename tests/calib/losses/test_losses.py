@@ -15,7 +15,7 @@ from semix.data.errors import InputError
 from torch import Tensor
 from torch.nn import functional
 
-from tests.calib.losses.small_training import LOSSES, trained
+from tests.calib.losses.small_training import LOSSES, train
 
 POINTWISE = ("ce", "ls", "mbls", "acls", "focal", "flsd53", "dual_focal", "ecp", "brier")
 SINGLE = (*POINTWISE, "fedlas_ls", "fedlas_mbls")
@@ -37,8 +37,8 @@ def test_cross_entropy_by_hand():
     torch.testing.assert_close(got, torch.tensor(-(math.log(0.5) + math.log(0.7)) / 2))
 
 
-def built(name: str) -> RealLoss:
-    """In eval mode, for 10 classes and 16 training images, with a history where it keeps one."""
+def build_eval(name: str) -> RealLoss:
+    """A loss in eval mode for 10 classes and 16 training images, with a history if it has one."""
     loss = build_training_loss(name, 10, num_samples=16, params={}).eval()
     if name == "crl":
         loss.right.copy_(torch.arange(16) % 3)
@@ -51,7 +51,7 @@ def built(name: str) -> RealLoss:
 def test_every_loss_is_called_alike(name: str):
     logits, targets, features = random_batch()
     logits.requires_grad_()
-    loss = built(name).train()(logits, targets, features=features, indices=torch.arange(16))
+    loss = build_eval(name).train()(logits, targets, features=features, indices=torch.arange(16))
     loss.backward()
     assert loss.shape == ()
     assert loss.dtype == torch.float32
@@ -62,17 +62,17 @@ def test_every_loss_is_called_alike(name: str):
 @pytest.mark.parametrize("name", REAL_LOSSES)
 def test_autocast_does_not_round_the_loss(name: str):
     logits, targets, features = random_batch()
-    loss, more = built(name), {"features": features, "indices": torch.arange(16)}
-    expected = loss(logits, targets, **more)
+    loss, inputs = build_eval(name), {"features": features, "indices": torch.arange(16)}
+    expected = loss(logits, targets, **inputs)
     with torch.autocast("cpu", torch.bfloat16):
-        got = loss(logits, targets, **more)
+        got = loss(logits, targets, **inputs)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", REAL_LOSSES)
 def test_half_precision_logits_are_summed_in_float32(name: str):
     logits, targets, features = random_batch()
-    loss, indices = built(name), torch.arange(16)
+    loss, indices = build_eval(name), torch.arange(16)
     logits, features = logits.bfloat16(), features.bfloat16()
     got = loss(logits, targets, features=features, indices=indices)
     expected = loss(logits.float(), targets, features=features.float(), indices=indices)
@@ -88,21 +88,21 @@ def test_settings_are_checked_without_memory(name: str):
 
 @pytest.mark.parametrize("name", ["fedlas_ls", "fedlas_mbls", "crl", "ada_focal"])
 def test_state_survives_save_and_load(name: str, tmp_path: Path):
-    """After an epoch of a step, which a fresh loss has not seen."""
+    """After an epoch of one step the state differs from that of a fresh loss."""
     logits, targets, features = random_batch()
     targets[::2] = logits[::2].argmax(1)  # right, for what is learned from that
-    more = {"features": 5 * features, "indices": torch.arange(16)}
+    inputs = {"features": 5 * features, "indices": torch.arange(16)}
 
     def fresh(seed: int) -> RealLoss:
         torch.manual_seed(seed)
         return build_training_loss(name, 10, num_samples=16, params={})
 
-    loss, again, other = fresh(0), fresh(1), fresh(1)
-    loss(logits, targets, **more)
+    loss, restored, other = fresh(0), fresh(1), fresh(1)
+    loss(logits, targets, **inputs)
     loss.end_epoch(SimpleNamespace(outputs=lambda split: Outputs(logits, features, targets)))
     torch.save(loss.state_dict(), tmp_path / "loss.pt")
-    again.load_state_dict(torch.load(tmp_path / "loss.pt"))
-    expected, got, unlike = (one(logits, targets, **more) for one in (loss, again, other))
+    restored.load_state_dict(torch.load(tmp_path / "loss.pt"))
+    expected, got, unlike = (one(logits, targets, **inputs) for one in (loss, restored, other))
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
     assert got != unlike
 
@@ -237,24 +237,24 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found, for every loss."""
-    place = tmp_path_factory.mktemp("two")
+    """The results of each of two processes, for every loss."""
+    folder = tmp_path_factory.mktemp("two")
     command = [sys.executable, "-m", "tests.calib.losses.small_training"]
     workers = [
-        subprocess.Popen([*command, str(process), "2", str(place)], cwd=ROOT)
+        subprocess.Popen([*command, str(process), "2", str(folder)], cwd=ROOT)
         for process in range(2)
     ]
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
-    return [torch.load(place / f"{process}.pt") for process in range(2)]
+    return [torch.load(folder / f"{process}.pt") for process in range(2)]
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_two_processes_train_as_one(name: str, two_processes: list[dict[str, Any]]):
-    alone = trained(name)
-    for found in two_processes:
-        torch.testing.assert_close(found[name], alone, rtol=1e-5, atol=1e-6)
+    alone = train(name)
+    for result in two_processes:
+        torch.testing.assert_close(result[name], alone, rtol=1e-5, atol=1e-6)
     # The state is the same to the bit, so that it cannot drift apart.
-    first, second = (found[name]["state"] for found in two_processes)
+    first, second = (result[name]["state"] for result in two_processes)
     torch.testing.assert_close(dict(first), dict(second), rtol=0, atol=0)
 
 

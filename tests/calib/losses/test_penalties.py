@@ -13,7 +13,7 @@ from sklearn.metrics import brier_score_loss
 
 from tests.calib.losses.formulas import (
     assert_agrees,
-    assert_whole_agrees,
+    assert_batch_agrees,
     batch,
     confidences,
     cross_entropy,
@@ -36,16 +36,16 @@ def test_brier_equals_scikit_learn():
 
 
 def test_brier_equals_its_formula():
-    def formula(z, y, held):
+    def formula(z, y, detached):
         return sum((p - (k == y)) ** 2 for k, p in enumerate(softmax(z)))
 
     assert_agrees(build_loss("brier", 5), formula, *batch())
 
 
-@pytest.mark.parametrize(("variant", "share"), [("paper", 1), ("code", 1 / 4)])
-def test_ecp_by_hand(variant: str, share: float):
+@pytest.mark.parametrize(("variant", "fraction"), [("paper", 1), ("code", 1 / 4)])
+def test_ecp_by_hand(variant: str, fraction: float):
     got = build_loss("ecp", 4, weight=0.3, variant=variant)(torch.zeros(1, 4), torch.tensor([1]))
-    torch.testing.assert_close(got, torch.tensor((1 - 0.3 * share) * math.log(4)))
+    torch.testing.assert_close(got, torch.tensor((1 - 0.3 * fraction) * math.log(4)))
 
 
 def test_ecp_averages_over_classes_unless_told():
@@ -57,7 +57,7 @@ def test_ecp_averages_over_classes_unless_told():
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
 def test_ecp_equals_its_formula(variant: str):
-    def formula(z, y, held):
+    def formula(z, y, detached):
         p = softmax(z)
         terms = [-p_k * math.log(p_k) for p_k in p]
         amount = sum(terms) if variant == "paper" else sum(terms) / len(terms)
@@ -87,7 +87,7 @@ def test_cpc_by_hand(variant: str):
 @pytest.mark.parametrize("variant", ["code", "paper"])
 @pytest.mark.parametrize("classes", [3, 6])
 def test_cpc_equals_its_formula(classes: int, variant: str):
-    def formula(z: np.ndarray, y: int, held: np.ndarray) -> float:
+    def formula(z: np.ndarray, y: int, detached: np.ndarray) -> float:
         others = [k for k in range(classes) if k != y]
         total = -math.log(softmax(z)[y])
         total += 0.1 * sum(softplus(z[k] - z[y]) for k in others) / (classes - 1)
@@ -108,7 +108,7 @@ def test_cpc_of_two_classes_has_no_others_to_compare():
 
 def test_mdca_by_hand():
     logits = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]]).log()
-    # Mean probabilities 0.4, 0.5, 0.1; shares of the classes 0.5, 0, 0.5.
+    # Mean probabilities 0.4, 0.5, 0.1; frequencies of the classes 0.5, 0, 0.5.
     got = build_loss("mdca", 3, weight=6.0)(logits, torch.tensor([0, 2]))
     cross_entropy = -(math.log(0.7) + math.log(0.1)) / 2
     torch.testing.assert_close(got, torch.tensor(cross_entropy + 6 * (0.1 + 0.5 + 0.4) / 3))
@@ -124,11 +124,11 @@ def test_mdca_equals_its_formula(base: str, gamma: float):
         for row, y in zip(p, targets.tolist(), strict=True):
             total -= (1 - row[y]) ** gamma * math.log(row[y]) / n
         for k in range(4):
-            share = sum(y == k for y in targets.tolist()) / n
-            total += 1.5 * abs(sum(row[k] for row in p) / n - share) / 4
+            fraction = sum(y == k for y in targets.tolist()) / n
+            total += 1.5 * abs(sum(row[k] for row in p) / n - fraction) / 4
         return total
 
-    assert_whole_agrees(
+    assert_batch_agrees(
         build_loss("mdca", 4, weight=1.5, base=base, gamma=gamma), formula, logits, targets
     )
 
@@ -176,7 +176,7 @@ def test_mmce_equals_its_formula(seed: int, variant: str):
         error = total / 49 if variant == "code" else math.sqrt(total / 49 + 1e-10)
         return cross_entropy(z, targets) + error
 
-    assert_whole_agrees(build_loss("mmce", 4, variant=variant), formula, logits, targets)
+    assert_batch_agrees(build_loss("mmce", 4, variant=variant), formula, logits, targets)
 
 
 @pytest.mark.parametrize("variant", ["code", "paper"])
@@ -190,15 +190,15 @@ def test_weighted_mmce_equals_its_formula(seed: int, variant: str):
         return total / pairs if variant == "paper" else total / pairs / (pairs + 1e-5)
 
     def formula(z: np.ndarray) -> float:
-        found = confidences(z, targets)
-        right = [(c, 1 - c) for c, a in found if a]
-        wrong = [(c, c) for c, a in found if not a]
+        samples = confidences(z, targets)
+        right = [(c, 1 - c) for c, a in samples if a]
+        wrong = [(c, c) for c, a in samples if not a]
         assert right
         assert wrong
         error = of_pairs(right, right) + of_pairs(wrong, wrong) - 2 * of_pairs(right, wrong)
         return cross_entropy(z, targets) + 2 * math.sqrt(error + 1e-10)
 
-    assert_whole_agrees(build_loss("mmce_weighted", 4, variant=variant), formula, logits, targets)
+    assert_batch_agrees(build_loss("mmce_weighted", 4, variant=variant), formula, logits, targets)
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -208,8 +208,8 @@ def test_weighted_mmce_is_cross_entropy_where_all_are_right_or_all_wrong(right: 
     targets = logits.argmax(1) if right else logits.argmin(1)
     slopes = []
     for loss in (build_loss("mmce_weighted", 5, variant=variant), build_loss("ce", 5)):
-        own = logits.clone().requires_grad_()
-        slopes.append(torch.autograd.grad(loss(own, targets), own)[0])
+        inputs = logits.clone().requires_grad_()
+        slopes.append(torch.autograd.grad(loss(inputs, targets), inputs)[0])
     torch.testing.assert_close(slopes[0], slopes[1], rtol=0, atol=0)
 
 
@@ -265,7 +265,7 @@ def test_crl_counts_right_predictions_by_index():
 
 
 def test_crl_by_hand():
-    # After 4 epochs shares are (r - 1) / (4 - 1): 0, 1, 1/3 of samples 1, 2, 0.
+    # After 4 epochs the fractions are (r - 1) / (4 - 1): 0, 1, 1/3 of samples 1, 2, 0.
     loss = crl(3, 2, weight=2.0).eval()
     remember(loss, [2, 1, 4], [4, 4, 4], 4)
     logits = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]).log()
@@ -275,8 +275,8 @@ def test_crl_by_hand():
         2 / 3 - (0.7 - 0.6),
         1 / 3 - (0.6 - 0.9),
     ]
-    wanted = -math.log(0.9 * 0.7 * 0.4) / 3 + 2 * (pairs[0] + pairs[1] + pairs[2]) / 3
-    torch.testing.assert_close(got, torch.tensor(wanted))
+    expected = -math.log(0.9 * 0.7 * 0.4) / 3 + 2 * (pairs[0] + pairs[1] + pairs[2]) / 3
+    torch.testing.assert_close(got, torch.tensor(expected))
 
 
 def test_crl_does_not_judge_a_batch_by_itself():
@@ -295,7 +295,7 @@ def test_crl_equals_its_formula(confidence: str, variant: str):
     loss = crl(confidence=confidence, variant=variant, weight=1.5).eval()
     remember(loss, right, seen, 6)
     logits, targets = batch(samples=6, classes=5, scale=1.0)
-    indices = [2, 3, 7, 0, 5, 1]  # in the code's way 2 and 3 tie, as do 5 and 1
+    indices = [2, 3, 7, 0, 5, 1]  # in the variant "code" 2 and 3 tie, as do 5 and 1
 
     def of(p: list[float]) -> float:
         if confidence == "entropy":
@@ -303,7 +303,7 @@ def test_crl_equals_its_formula(confidence: str, variant: str):
         largest = sorted(p)[::-1]
         return largest[0] - (largest[1] if confidence == "margin" else 0)
 
-    def share(n: int) -> float:
+    def fraction(n: int) -> float:
         return right[n] / seen[n] if variant == "paper" else (right[n] - 1) / (6 - 1)
 
     def formula(z: np.ndarray) -> float:
@@ -311,11 +311,11 @@ def test_crl_equals_its_formula(confidence: str, variant: str):
         total = 0.0
         for i in range(6):
             j = (i + 1) % 6
-            ahead = share(indices[i]) - share(indices[j])
+            ahead = fraction(indices[i]) - fraction(indices[j])
             total += max(0.0, abs(ahead) - np.sign(ahead) * (c[i] - c[j]))
         return cross_entropy(z, targets) + 1.5 * total / 6
 
-    assert_whole_agrees(loss, formula, logits, targets, indices=torch.tensor(indices))
+    assert_batch_agrees(loss, formula, logits, targets, indices=torch.tensor(indices))
 
 
 @pytest.mark.parametrize(("epochs", "margin"), [(0, 1.0), (1, 1.0), (2, 0.5), (3, 1 / 3)])

@@ -52,7 +52,7 @@ def test_mbls_within_the_margin_is_cross_entropy():
 def test_mbls_equals_its_formula(params: dict):
     margin, weight = params.get("margin", 6), params.get("weight", 0.1)
 
-    def formula(z, y, held):
+    def formula(z, y, detached):
         beyond = [max(0, max(z) - z_k - margin) for z_k in z]
         return -math.log(softmax(z)[y]) + weight * sum(beyond) / len(z)
 
@@ -91,9 +91,9 @@ def test_acls_equals_its_formula(params: dict):
     margin, weight = params.get("margin", 10), params.get("weight", 0.1)
     positive, negative = params.get("positive", 1), params.get("negative", 0.1)
 
-    def formula(z, y, held):
+    def formula(z, y, detached):
         top = z.argmax()
-        others = [max(0, max(held) - z_k - margin) ** 2 for k, z_k in enumerate(z) if k != top]
+        others = [max(0, max(detached) - z_k - margin) ** 2 for k, z_k in enumerate(z) if k != top]
         penalty = positive * max(0, z[top] - margin) ** 2
         penalty += negative * sum(others) / (len(z) - 1)
         return -math.log(softmax(z)[y]) + weight * penalty

@@ -17,10 +17,10 @@ class Linear(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3 * SIZE * SIZE, CLASSES)
-        self.seen: list[Tensor] = []
+        self.inputs: list[Tensor] = []
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        self.seen.append(images)
+        self.inputs.append(images)
         pixels = images.float().flatten(1) / 255
         return self.layer(pixels), pixels
 
@@ -71,6 +71,6 @@ class Peer:
         return float(-(labels * np.log(self.softmax(logits))).sum(1).mean())
 
     def weight_gradient(self, network: Linear, images: Tensor, labels: np.ndarray) -> np.ndarray:
-        """Of the mean soft cross-entropy."""
+        """The gradient of the mean soft cross-entropy."""
         errors = self.softmax(self.logits(network, images)) - labels
         return errors.T @ self.pixels(images) / len(images)

@@ -49,25 +49,27 @@ def test_rare_classes_of_a_batch_have_longer_vectors():
 @pytest.mark.parametrize("start", [0.8, 0.0, 1.0])
 def test_loss_and_gradient_in_numpy(peer, start):
     method, backbone = adapted(start=start)
-    head, seen = backbone.classifier, features()
+    head, inputs = backbone.classifier, features()
     batch = TrainingBatch(torch.zeros(8, 4, 4, 3), TARGETS, torch.arange(8))
-    outcome = method(lambda images: (head(seen), seen), batch, CE)
+    outcome = method(lambda images: (head(inputs), inputs), batch, CE)
     with torch.no_grad():
-        directions = head.adaptor(seen).double().numpy()  # batch norms see the same batch again
+        directions = head.adaptor(inputs).double().numpy()  # batch norms see the same batch again
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    linear = (seen @ head.linear.weight.T + head.linear.bias).detach().double().numpy()
+    linear = (inputs @ head.linear.weight.T + head.linear.bias).detach().double().numpy()
     counts = np.bincount(TARGETS, minlength=4)
     scale = np.sqrt(8 / 3 / np.maximum(counts, 1)) * (counts > 0) + (counts == 0)
     frame = directions @ head.frame.double().numpy()
     labels = np.eye(4)[TARGETS]
-    parts = [peer.cross_entropy(linear, labels), peer.cross_entropy(frame * scale, labels)]
-    assert outcome.loss.item() == pytest.approx(start * parts[0] + (1 - start) * parts[1], rel=1e-5)
+    losses = [peer.cross_entropy(linear, labels), peer.cross_entropy(frame * scale, labels)]
+    assert outcome.loss.item() == pytest.approx(
+        start * losses[0] + (1 - start) * losses[1], rel=1e-5
+    )
     mixture = torch.from_numpy(start * linear + (1 - start) * frame).float()
     torch.testing.assert_close(outcome.logits, mixture, atol=1e-5, rtol=1e-4)
 
     outcome.loss.backward()
     errors = start * (peer.softmax(linear) - labels) / 8
-    expected = torch.from_numpy(errors.T @ seen.double().numpy()).float()
+    expected = torch.from_numpy(errors.T @ inputs.double().numpy()).float()
     torch.testing.assert_close(head.linear.weight.grad, expected, atol=1e-6, rtol=1e-4)
     frame_learns = sum(p.grad.abs().sum().item() for p in head.adaptor.parameters())
     assert (frame_learns > 0) == (start < 1)
@@ -119,29 +121,29 @@ def test_a_frame_that_is_surer_still_does_not_help():
     assert find_balance(bold, bolder, targets, delta=0.95) == 1.0
 
 
-class OfFeatures:
-    """Feedback of given features."""
+class FixedFeedback:
+    """Feedback that returns these features and targets."""
 
-    def __init__(self, found: Tensor, targets: Tensor) -> None:
-        self.found, self.targets = found, targets
+    def __init__(self, features: Tensor, targets: Tensor) -> None:
+        self.features, self.targets = features, targets
 
     def outputs(self, split: str) -> Outputs:
         assert split == "train"
-        return Outputs(torch.zeros(len(self.found), 4), self.found, self.targets)
+        return Outputs(torch.zeros(len(self.features), 4), self.features, self.targets)
 
 
 def test_after_an_epoch_loss_and_classifier_have_the_new_balance():
     method, backbone = adapted()
-    head, seen = backbone.classifier, features()
+    head, inputs = backbone.classifier, features()
     with torch.no_grad():
         head.linear.weight.mul_(40)
-    targets = head.linear(seen).argmax(1).detach()
+    targets = head.linear(inputs).argmax(1).detach()
     targets[:3] = (targets[:3] + 1) % 4  # an accuracy of 5/8
     backbone.train()
     state = {name: value.clone() for name, value in head.state_dict().items()}
-    method.end_epoch(backbone, OfFeatures(seen, targets))
+    method.end_epoch(backbone, FixedFeedback(inputs, targets))
     assert head.training
-    linear, frame = head.eval().both(seen)
+    linear, frame = head.eval().both(inputs)
     expected = find_balance(linear, frame, targets, delta=0.95)
     assert 0 < expected < 0.8
     assert method.balance.item() == head.balance.item() == pytest.approx(expected)
@@ -161,12 +163,12 @@ def test_one_balance_is_kept_and_the_network_saves_it():
 
 def test_mixed_images_train_both_heads():
     method, backbone = adapted()
-    head, seen = backbone.classifier, features()
+    head, inputs = backbone.classifier, features()
     labels, loss = torch.rand(8, 4).softmax(1), build_mixed_loss("l2")
     got, logits = method.on_mixed(
-        lambda images: (head(seen), seen), torch.zeros(8, 4, 4, 3), labels, loss
+        lambda images: (head(inputs), inputs), torch.zeros(8, 4, 4, 3), labels, loss
     )
-    linear, frame = head.both(seen)
+    linear, frame = head.both(inputs)
     torch.testing.assert_close(got, 0.8 * loss(linear, labels) + 0.2 * loss(frame, labels))
     torch.testing.assert_close(logits, 0.8 * linear + 0.2 * frame)
 

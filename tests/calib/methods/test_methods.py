@@ -51,10 +51,10 @@ def test_float_images_pass_as_their_uint8_selves():
 @pytest.mark.parametrize("name", ["mixup", "cutmix", "regmixup", "rankmixup", "mit"])
 def test_a_network_sees_images_in_their_own_range_and_layout(linear, make_batch, name):
     build_method(name, 5)(linear, make_batch(), build_loss("ce", 5))
-    for seen in linear.seen:
-        assert seen.shape[1:] == (4, 4, 3)
-        assert seen.min() >= 0
-        assert 200 < seen.max() <= 255
+    for images in linear.inputs:
+        assert images.shape[1:] == (4, 4, 3)
+        assert images.min() >= 0
+        assert 200 < images.max() <= 255
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix", "mit"])
@@ -101,9 +101,9 @@ def test_mixed_images_pass_beside_every_method(make_config, method):
     config = make_config("loss.name=ce", "head=null", "model.width=3", *method.split())
     check(config)
     stage = BaseStage(config, open_data(config), seed=0, accelerator=Accelerator(cpu=True))
-    figures = stage.train_epoch(0)
-    assert 0 < figures["mixed_loss"] < 2
-    assert 0 < figures["loss"] < 10
+    metrics = stage.train_epoch(0)
+    assert 0 < metrics["mixed_loss"] < 2
+    assert 0 < metrics["loss"] < 10
 
 
 def plain_loss(stage: BaseStage, data) -> float:

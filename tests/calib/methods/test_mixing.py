@@ -45,10 +45,10 @@ def test_partners_are_each_image_once():
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 20.0])
 def test_weights_have_the_moments_of_the_beta_distribution(alpha: float):
     torch.manual_seed(0)
-    drawn = torch.tensor([draw_weight(alpha) for _ in range(1000)])
+    weights = torch.tensor([draw_weight(alpha) for _ in range(1000)])
     variance = 1 / (4 * (2 * alpha + 1))
-    torch.testing.assert_close(drawn.mean(), torch.tensor(0.5), atol=0.04, rtol=0)
-    torch.testing.assert_close(drawn.var(), torch.tensor(variance), atol=0, rtol=0.2)
+    torch.testing.assert_close(weights.mean(), torch.tensor(0.5), atol=0.04, rtol=0)
+    torch.testing.assert_close(weights.var(), torch.tensor(variance), atol=0, rtol=0.2)
 
 
 CE = build_loss("ce", 5)
@@ -59,23 +59,23 @@ def mixup(linear, batch, seed: int = 0, **params):
     return build_method("mixup", 5, **params)(linear, batch, CE)
 
 
-def share_seen(linear, batch) -> float:
-    """The lambda that the images say: x = lambda own + (1 - lambda) before."""
-    own = batch.images.double()
-    before = own.roll(1, 0)
-    difference = own - before
-    return float(((linear.seen[-1] - before) * difference).sum() / difference.square().sum())
+def blend_fraction(linear, batch) -> float:
+    """Lambda of the last blends that the network saw: x = lambda image + (1 - lambda) partner."""
+    images = batch.images.double()
+    partners = images.roll(1, 0)
+    difference = images - partners
+    return float(((linear.inputs[-1] - partners) * difference).sum() / difference.square().sum())
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_mixup_and_its_gradient_are_those_of_the_blends(linear, make_batch, peer, seed):
     batch = make_batch(seed=seed)
     outcome = mixup(linear, batch, seed, alpha=1.0)
-    share = share_seen(linear, batch)
-    images = share * batch.images.double() + (1 - share) * batch.images.double().roll(1, 0)
-    torch.testing.assert_close(linear.seen[-1].double(), images, atol=1e-3, rtol=0)
+    fraction = blend_fraction(linear, batch)
+    images = fraction * batch.images.double() + (1 - fraction) * batch.images.double().roll(1, 0)
+    torch.testing.assert_close(linear.inputs[-1].double(), images, atol=1e-3, rtol=0)
     one_hot = peer.one_hot(batch.targets)
-    labels = share * one_hot + (1 - share) * np.roll(one_hot, 1, axis=0)
+    labels = fraction * one_hot + (1 - fraction) * np.roll(one_hot, 1, axis=0)
     expected = peer.cross_entropy(peer.logits(linear, images), labels)
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
     outcome.loss.backward()
@@ -86,16 +86,18 @@ def test_mixup_and_its_gradient_are_those_of_the_blends(linear, make_batch, peer
 
 def test_heavier_mixup_keeps_the_larger_share(linear, make_batch):
     batch = make_batch()
-    shares = {
+    fractions = {
         heavier: [
-            mixup(linear, batch, seed, heavier=heavier) and share_seen(linear, batch)
+            mixup(linear, batch, seed, heavier=heavier) and blend_fraction(linear, batch)
             for seed in range(20)
         ]
         for heavier in (False, True)
     }
-    assert min(shares[False]) < 0.4
-    assert min(shares[True]) >= 0.5 - 1e-6
-    assert shares[True] == pytest.approx([max(share, 1 - share) for share in shares[False]])
+    assert min(fractions[False]) < 0.4
+    assert min(fractions[True]) >= 0.5 - 1e-6
+    assert fractions[True] == pytest.approx(
+        [max(fraction, 1 - fraction) for fraction in fractions[False]]
+    )
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
@@ -113,14 +115,14 @@ def test_a_box_of_the_image_before_and_its_share_of_the_label(linear, make_batch
     torch.manual_seed(seed)
     outcome = build_method("cutmix", 5)(linear, batch, CE)
     before = batch.images.roll(1, 0)
-    foreign = (linear.seen[-1] != batch.images).any(-1).any(0)  # [S, S]: the box, of all images
-    assert torch.equal(torch.where(foreign[..., None], before, batch.images), linear.seen[-1])
-    rows, columns = foreign.any(1), foreign.any(0)
-    assert foreign.sum() == rows.sum() * columns.sum()  # it is a rectangle
-    share = 1 - foreign.double().mean().item()
+    box = (linear.inputs[-1] != batch.images).any(-1).any(0)  # [S, S]: the box, of all images
+    assert torch.equal(torch.where(box[..., None], before, batch.images), linear.inputs[-1])
+    rows, columns = box.any(1), box.any(0)
+    assert box.sum() == rows.sum() * columns.sum()  # it is a rectangle
+    fraction = 1 - box.double().mean().item()
     one_hot = torch.from_numpy(peer.one_hot(batch.targets))
-    labels = (share * one_hot + (1 - share) * one_hot.roll(1, 0)).numpy()
-    expected = peer.cross_entropy(peer.logits(linear, linear.seen[-1]), labels)
+    labels = (fraction * one_hot + (1 - fraction) * one_hot.roll(1, 0)).numpy()
+    expected = peer.cross_entropy(peer.logits(linear, linear.inputs[-1]), labels)
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
     assert outcome.targets.tolist() == labels.argmax(1).tolist()
 
@@ -132,12 +134,12 @@ def test_the_clean_half_of_regmixup_is_one_hot(linear, make_batch, peer, variant
     torch.manual_seed(1)
     outcome = build_method("regmixup", 5, variant=variant, weight=weight)(linear, batch, CE)
     torch.manual_seed(1)
-    share, partners = draw_weight(20.0), draw_partners(batch.targets).numpy()
+    fraction, partners = draw_weight(20.0), draw_partners(batch.targets).numpy()
     images, one_hot = batch.images.double(), peer.one_hot(batch.targets)
-    blends = share * images + (1 - share) * images[partners]
-    blended = share * one_hot + (1 - share) * one_hot[partners]
+    blends = fraction * images + (1 - fraction) * images[partners]
+    blended = fraction * one_hot + (1 - fraction) * one_hot[partners]
     torch.testing.assert_close(
-        linear.seen[0].double(), torch.cat([images, blends]), atol=1e-3, rtol=0
+        linear.inputs[0].double(), torch.cat([images, blends]), atol=1e-3, rtol=0
     )
 
     halves = [(images, one_hot, 1.0), (blends, blended, weight)]
@@ -151,8 +153,10 @@ def test_the_clean_half_of_regmixup_is_one_hot(linear, make_batch, peer, variant
 
 
 class Recording(RealLoss):
+    """Keeps the arguments of its last call."""
+
     def forward(self, logits, targets, *, features=None, indices=None):
-        self.seen = logits, targets, features, indices
+        self.arguments = logits, targets, features, indices
         return logits.sum() * 0
 
 
@@ -160,7 +164,7 @@ class Recording(RealLoss):
 def test_a_loss_with_features_never_sees_a_blend(linear, make_batch, name):
     batch, loss = make_batch(), Recording()
     build_method(name, 5)(linear, batch, loss)
-    logits, targets, features, indices = loss.seen
+    logits, targets, features, indices = loss.arguments
     expected_logits, expected_features = linear(batch.images)
     torch.testing.assert_close(logits, expected_logits)
     torch.testing.assert_close(features, expected_features)
@@ -232,28 +236,28 @@ def margin_peer(logits: np.ndarray, mixed: np.ndarray, labels: np.ndarray) -> fl
 def ndcg_peer(logits: np.ndarray, mixed: np.ndarray, labels: np.ndarray) -> float:
     total, samples, mixes = 0.0, len(logits), len(mixed) // len(logits)
     for n in range(samples):
-        own = [(labels[m * samples + n].max(), mixed[m * samples + n]) for m in range(mixes)]
-        ranked = sorted(own, key=lambda pair: -pair[0])
+        blends = [(labels[m * samples + n].max(), mixed[m * samples + n]) for m in range(mixes)]
+        ranked = sorted(blends, key=lambda pair: -pair[0])
         gains = [softmax_max(logits[n]), *(softmax_max(z) for _, z in ranked)]
         ideals = [1.0, *(label for label, _ in ranked)]
         discounts = [math.log2(rank + 2) for rank in range(mixes + 1)]
-        gain, ideal = (sum(np.divide(part, discounts)) for part in (gains, ideals))
+        gain, ideal = (sum(np.divide(values, discounts)) for values in (gains, ideals))
         total += 1 - min(gain / ideal, ideal / gain)
     return total / samples
 
 
 def numeric_gradient(function, logits: np.ndarray, mixed: np.ndarray, labels: np.ndarray):
-    """Central differences after the logits of the blends."""
+    """Central differences with respect to the logits of the blends."""
     gradient = np.zeros_like(mixed)
-    for place in np.ndindex(*mixed.shape):
+    for index in np.ndindex(*mixed.shape):
         step = np.zeros_like(mixed)
-        step[place] = 1e-6
+        step[index] = 1e-6
         ends = [function(logits, mixed + sign * step, labels) for sign in (1, -1)]
-        gradient[place] = (ends[0] - ends[1]) / 2e-6
+        gradient[index] = (ends[0] - ends[1]) / 2e-6
     return gradient
 
 
-def drawn(mixes: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def random_blends(mixes: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of images, of their blends, and these blends' labels."""
     torch.manual_seed(seed)
     targets = torch.randint(5, (6,))
@@ -273,8 +277,8 @@ def drawn(mixes: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     ],
 )
 def test_rankings_and_their_gradients_in_numpy(peer_of, ranking, mixes, seed):
-    logits, mixed, labels = drawn(mixes, seed)
-    arrays = [part.double().numpy() for part in (logits, mixed, labels)]
+    logits, mixed, labels = random_blends(mixes, seed)
+    arrays = [tensor.double().numpy() for tensor in (logits, mixed, labels)]
     mixed.requires_grad_()
     got = ranking(logits, mixed, labels)
     assert got.item() == pytest.approx(peer_of(*arrays), rel=1e-5)
@@ -284,10 +288,10 @@ def test_rankings_and_their_gradients_in_numpy(peer_of, ranking, mixes, seed):
 
 
 @pytest.mark.parametrize(
-    ("kind", "mixes", "used"), [("mrl", None, 1), ("mndcg", None, 3), ("mrl", 2, 2)]
+    ("kind", "mixes", "num_blends"), [("mrl", None, 1), ("mndcg", None, 3), ("mrl", 2, 2)]
 )
 def test_rankmixup_is_the_loss_of_the_images_and_a_share_of_the_ranking(
-    linear, make_batch, kind, mixes, used
+    linear, make_batch, kind, mixes, num_blends
 ):
     batch = make_batch()
     method = build_method("rankmixup", 5, kind=kind, weight=0.3, mixes=mixes, margin=0.01)
@@ -295,23 +299,23 @@ def test_rankmixup_is_the_loss_of_the_images_and_a_share_of_the_ranking(
     outcome = method(linear, batch, CE)
     torch.manual_seed(2)
     blends, labels = [], []
-    for _ in range(used):
-        share, partners = draw_weight(2.0), draw_partners(batch.targets)
-        blends.append(linear(blend(batch.images, partners, share))[0])
-        labels.append(blended_labels(batch.targets, partners, share, 5))
+    for _ in range(num_blends):
+        fraction, partners = draw_weight(2.0), draw_partners(batch.targets)
+        blends.append(linear(blend(batch.images, partners, fraction))[0])
+        labels.append(blended_labels(batch.targets, partners, fraction, 5))
     logits, _ = linear(batch.images)
-    parts = (
-        logits.repeat(used, 1) if kind == "mrl" else logits,
+    inputs = (
+        logits.repeat(num_blends, 1) if kind == "mrl" else logits,
         torch.cat(blends),
         torch.cat(labels),
     )
-    ranked = margin_ranking(*parts, margin=0.01) if kind == "mrl" else ndcg_shortfall(*parts)
+    ranked = margin_ranking(*inputs, margin=0.01) if kind == "mrl" else ndcg_shortfall(*inputs)
     torch.testing.assert_close(outcome.loss, CE(logits, batch.targets) + 0.3 * ranked)
     torch.testing.assert_close(outcome.logits, logits)
 
 
 def test_recovery_by_hand():
-    # a = 4 and b = 8 in shares of 3/4 and 1/4.
+    # a = 4 and b = 8, mixed as 3/4 and 1/4.
     a, b = recover(torch.tensor([[5.0]]), torch.tensor([[7.0]]), (0.75, 0.25))
     assert (a.item(), b.item()) == (4.0, 8.0)
 
@@ -321,8 +325,8 @@ def test_recovery_is_exact_for_a_linear_network():
     layer, images = torch.nn.Linear(7, 5).double(), torch.rand(2, 9, 7).double()
     weights = (0.9, 0.2)
     blends = [layer(w * images[0] + (1 - w) * images[1]) for w in weights]
-    for got, own in zip(recover(*blends, weights), images, strict=True):
-        torch.testing.assert_close(got, layer(own).float())
+    for got, inputs in zip(recover(*blends, weights), images, strict=True):
+        torch.testing.assert_close(got, layer(inputs).float())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -336,8 +340,8 @@ def test_mit_of_a_linear_network_is_plain_cross_entropy(linear, make_batch, peer
     outcome.loss.backward()
     gradient = torch.from_numpy(peer.weight_gradient(linear, images, labels)).float()
     torch.testing.assert_close(linear.layer.weight.grad, gradient, atol=1e-6, rtol=1e-4)
-    assert len(linear.seen) == 2
-    assert not torch.allclose(*linear.seen)
+    assert len(linear.inputs) == 2
+    assert not torch.allclose(*linear.inputs)
     assert torch.equal(outcome.targets, batch.targets)
     plain = torch.from_numpy(peer.logits(linear, images)).float()
     torch.testing.assert_close(outcome.logits, plain, atol=1e-5, rtol=1e-4)
@@ -359,19 +363,19 @@ def test_each_half_has_the_class_of_its_own_image(make_batch):
     images = batch.images.double()
     first, second = (network(w * images + (1 - w) * images[partners])[0] for w in weights)
     matrix = torch.tensor([[w, 1 - w] for w in weights]).inverse()
-    own, other = (row[0] * first + row[1] * second for row in matrix)
-    expected = (CE(own, batch.targets) + CE(other, batch.targets[partners])) / 2
+    first_half, second_half = (row[0] * first + row[1] * second for row in matrix)
+    expected = (CE(first_half, batch.targets) + CE(second_half, batch.targets[partners])) / 2
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.5, 0.8])
 def test_weights_lie_on_both_sides_and_apart(margin: float):
     torch.manual_seed(0)
-    drawn = torch.tensor([draw_apart(0.5, margin) for _ in range(300)])
-    assert (drawn[:, 0] >= 0.5).all()
-    assert (drawn[:, 1] <= 0.5).all()
-    assert (drawn[:, 0] - drawn[:, 1]).min() >= margin
-    assert (drawn[:, 0] - drawn[:, 1]).min() < margin + 0.1
+    weights = torch.tensor([draw_apart(0.5, margin) for _ in range(300)])
+    assert (weights[:, 0] >= 0.5).all()
+    assert (weights[:, 1] <= 0.5).all()
+    assert (weights[:, 0] - weights[:, 1]).min() >= margin
+    assert (weights[:, 0] - weights[:, 1]).min() < margin + 0.1
 
 
 def test_weights_that_would_never_be_drawn_are_refused():
@@ -394,7 +398,7 @@ def test_freezing_epochs_by_hand(parts, epochs, gamma, expected):
     assert [freezing_epoch(i, parts, epochs, gamma) for i in range(1, parts)] == expected
 
 
-class Parts(ImageClassifier):
+class TwoLayers(ImageClassifier):
     """Two hidden layers with batch norms."""
 
     def __init__(self) -> None:
@@ -421,7 +425,7 @@ class Parts(ImageClassifier):
 )
 def test_frozen_weights_stay_and_statistics_follow(make_batch, optimiser):
     torch.manual_seed(0)
-    backbone, method = Parts(), build_method("plp", 5)
+    backbone, method = TwoLayers(), build_method("plp", 5)
     steps = optimiser(backbone.parameters())
     moved = []
     for epoch in range(6):
@@ -439,9 +443,9 @@ def test_frozen_weights_stay_and_statistics_follow(make_batch, optimiser):
 
 def test_what_is_frozen_is_a_function_of_the_epoch_alone():
     resumed = build_method("plp", 5)
-    resumed.start_epoch(Parts(), 5, 6)
+    resumed.start_epoch(TwoLayers(), 5, 6)
     assert resumed.frozen == 2
-    resumed.start_epoch(Parts(), 0, 6)
+    resumed.start_epoch(TwoLayers(), 0, 6)
     assert resumed.frozen == 0
 
 

@@ -1,4 +1,4 @@
-"""Writes oracle.json: what other libraries say of fixed logits. They are needed here alone.
+"""Writes oracle.json: values of other libraries for fixed logits. Only this script needs them.
 
     pip install torch-uncertainty lightning torchvision netcal relplot probmetrics numba
     python tests/calib/metrics/oracle.py
@@ -37,28 +37,28 @@ def case(seed: int, samples: int, classes: int, spread: float) -> tuple[np.ndarr
     return logits, targets
 
 
-def foreign(seed: int, classes: int) -> np.ndarray:
-    """Logits of 400 images that show none of the classes: flatter ones."""
+def ood_logits(seed: int, classes: int) -> np.ndarray:
+    """Logits of 400 out-of-distribution images: flatter ones."""
     rng = np.random.default_rng(seed + 100)
     return (2 * rng.normal(size=(400, classes))).astype(np.float32)
 
 
-def measured(seed: int, samples: int, classes: int, spread: float) -> dict[str, float]:
+def library_measures(seed: int, samples: int, classes: int, spread: float) -> dict[str, float]:
     import torch
     from netcal.metrics import ECE, MCE
     from relplot import config, smECE, smECE_sigma
     from torch_uncertainty.metrics import classification as peers
     from torchmetrics.classification import BinaryAUROC
 
-    config.smECE_mesh_pts = 20_000  # of a plain sum, for an integral
-    logits, targets = (torch.from_numpy(part) for part in case(seed, samples, classes, spread))
+    config.smECE_mesh_pts = 20_000  # an integral as a plain sum of so many points
+    logits, targets = (torch.from_numpy(array) for array in case(seed, samples, classes, spread))
     probabilities = logits.softmax(1)
     confidence, predicted = probabilities.max(1)
     correct = (predicted == targets).float()
-    out = torch.from_numpy(foreign(seed, classes)).softmax(1).amax(1)
-    scores = torch.cat([confidence, out])
-    known = torch.cat([torch.ones(samples), torch.zeros(len(out))]).long()
-    found: dict[str, Any] = {
+    ood_confidence = torch.from_numpy(ood_logits(seed, classes)).softmax(1).amax(1)
+    scores = torch.cat([confidence, ood_confidence])
+    labels = torch.cat([torch.ones(samples), torch.zeros(len(ood_confidence))]).long()
+    values: dict[str, Any] = {
         "torch-uncertainty adaptive_ece": peers.AdaptiveCalibrationError(
             "multiclass", num_classes=classes, num_bins=BINS
         )(probabilities, targets),
@@ -75,23 +75,23 @@ def measured(seed: int, samples: int, classes: int, spread: float) -> dict[str, 
         "torch-uncertainty coverage_at_5_risk": peers.CovAt5Risk()(probabilities, targets),
         "torch-uncertainty risk_at_80_coverage": peers.RiskAt80Cov()(probabilities, targets),
         "probmetrics variational_ece": variational_ece(confidence, correct),
-        "torch-uncertainty fpr95": peers.FPR95(pos_label=1)(scores, known),
-        "torchmetrics auroc": BinaryAUROC()(scores, known),
+        "torch-uncertainty fpr95": peers.FPR95(pos_label=1)(scores, labels),
+        "torchmetrics auroc": BinaryAUROC()(scores, labels),
     }
-    if classes > 2:  # of two, netcal measures the second class instead of the predicted one
-        found["netcal ece"] = ECE(BINS).measure(probabilities.numpy(), targets.numpy())
-        found["netcal mce"] = MCE(BINS).measure(probabilities.numpy(), targets.numpy())
+    if classes > 2:  # of two classes, netcal measures the second class instead of the predicted one
+        values["netcal ece"] = ECE(BINS).measure(probabilities.numpy(), targets.numpy())
+        values["netcal mce"] = MCE(BINS).measure(probabilities.numpy(), targets.numpy())
     if confidence.max() < 0.99:  # both count confidences within 0.001 of 1 by half
         top = confidence.numpy(), correct.numpy()
         smooth = peers.SmoothCalibrationError("reflected", mesh_pts=config.smECE_mesh_pts)
-        found["torch-uncertainty smooth_ece"] = smooth(probabilities, targets)
-        found["relplot smooth_ece"] = smECE(*top)
-        found["relplot smoothed at 0.05"] = smECE_sigma(*top, 0.05)
-    return {name: 0.0 if math.isnan(value) else float(value) for name, value in found.items()}
+        values["torch-uncertainty smooth_ece"] = smooth(probabilities, targets)
+        values["relplot smooth_ece"] = smECE(*top)
+        values["relplot smoothed at 0.05"] = smECE_sigma(*top, 0.05)
+    return {name: 0.0 if math.isnan(value) else float(value) for name, value in values.items()}
 
 
 def variational_ece(confidence: Any, correct: Any) -> float:
-    """Of two classes, right and wrong: both columns err alike, so each has half of it.
+    """The error of two classes, right and wrong, halved: both columns err alike.
 
     probmetrics' own form for one column subtracts f of two columns from g of one.
     """
@@ -103,23 +103,23 @@ def variational_ece(confidence: Any, correct: Any) -> float:
     from sklearn.isotonic import IsotonicRegression
 
     class Isotonic(sklearn.base.BaseEstimator, sklearn.base.ClassifierMixin):
-        def fit(self, given: np.ndarray, targets: np.ndarray) -> "Isotonic":
+        def fit(self, probabilities: np.ndarray, targets: np.ndarray) -> "Isotonic":
             self.classes_ = np.arange(2)
             fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-            self.map_ = fitted.fit(given[:, 1], targets)
+            self.map_ = fitted.fit(probabilities[:, 1], targets)
             return self
 
-        def predict_proba(self, given: np.ndarray) -> np.ndarray:
-            right = self.map_.predict(given[:, 1])
+        def predict_proba(self, probabilities: np.ndarray) -> np.ndarray:
+            right = self.map_.predict(probabilities[:, 1])
             return np.stack([1 - right, right], axis=1)
 
     order = np.lexsort((correct.numpy(), confidence.numpy()))
     confidence, correct = confidence[order], correct[order]
-    both = torch.stack([1 - confidence.double(), confidence.double()], dim=1)
+    columns = torch.stack([1 - confidence.double(), confidence.double()], dim=1)
     loss = ProperLpLoss(1.0, binary_as_multiclass=True)
-    told = MetricsWithCalibration(loss, Isotonic(), CVSplitter(5), random_state=0)
-    found = told.compute_all(CategoricalDirac(correct.long(), 2), CategoricalProbs(both))
-    (error,) = (value for name, value in found.items() if name.startswith("calib-err"))
+    metrics = MetricsWithCalibration(loss, Isotonic(), CVSplitter(5), random_state=0)
+    values = metrics.compute_all(CategoricalDirac(correct.long(), 2), CategoricalProbs(columns))
+    (error,) = (value for name, value in values.items() if name.startswith("calib-err"))
     return float(error) / 2
 
 
@@ -131,51 +131,53 @@ def calibrated(seed: int, samples: int, classes: int, spread: float) -> dict[str
     logits, targets = case(seed, samples, classes, spread)
     weights = np.exp(logits - logits.max(1, keepdims=True))
     p, half = weights / weights.sum(1, keepdims=True), samples // 2
-    found = {}
+    losses = {}
     peers = {"svs": SVSCalibrator(), "sms": SMSCalibrator(), "ets": ETSCalibrator(loss="ce")}
     for name, peer in peers.items():
         peer.fit(p[:half].astype(float), targets[:half])
-        told = peer.predict_proba(p[half:].astype(float))
-        found[name] = float(-np.log(told[np.arange(len(told)), targets[half:]]).mean())
-    return found
+        predictions = peer.predict_proba(p[half:].astype(float))
+        losses[name] = float(
+            -np.log(predictions[np.arange(len(predictions)), targets[half:]]).mean()
+        )
+    return losses
 
 
 def conformal(seed: int, samples: int, classes: int, spread: float) -> dict[str, list[float]]:
-    """Coverage and mean size of sets within fixed limits."""
+    """Coverage and mean size of conformal sets within fixed limits."""
     import torch
     from torch_uncertainty import post_processing as peers
 
-    logits, targets = (torch.from_numpy(part) for part in case(seed, samples, classes, spread))
+    logits, targets = (torch.from_numpy(array) for array in case(seed, samples, classes, spread))
     kinds = {
         "thr": peers.ConformalClsTHR,
         "aps": partial(peers.ConformalClsAPS, randomized=False),
         "raps": partial(peers.ConformalClsRAPS, randomized=False),
     }
-    found = {}
+    values = {}
     for name, kind in kinds.items():
         peer = kind(alpha=0.1, model=torch.nn.Identity(), enable_ts=False)
         peer.q_hat = torch.tensor(LIMITS[name], dtype=torch.float64)
-        chosen = peer.conformal(logits.double()) > 0
-        held = chosen.gather(1, targets[:, None]).double().mean()
-        found[name] = [held.item(), chosen.sum(1).double().mean().item()]
-    return found
+        members = peer.conformal(logits.double()) > 0
+        covered = members.gather(1, targets[:, None]).double().mean()
+        values[name] = [covered.item(), members.sum(1).double().mean().item()]
+    return values
 
 
 def variational(seed: int, samples: int, classes: int, spread: float) -> dict[str, float]:
-    """Of two fixed predictions, at several orders."""
+    """The variational error between two fixed predictions, at several orders."""
     import torch
     from probmetrics.distributions import CategoricalDirac, CategoricalProbs
     from probmetrics.metrics import ProperLpLoss
 
-    logits, targets = (torch.from_numpy(part) for part in case(seed, samples, classes, spread))
+    logits, targets = (torch.from_numpy(array) for array in case(seed, samples, classes, spread))
     p = CategoricalProbs(logits.double().softmax(1))
     other = CategoricalProbs((logits.double() / 2).softmax(1))
-    truth, found = CategoricalDirac(targets, classes), {}
+    truth, values = CategoricalDirac(targets, classes), {}
     for order in ORDERS:
         loss = ProperLpLoss(order, binary_as_multiclass=True)
-        both = [loss._compute_indiv(truth, told, f_x=p).mean() for told in (p, other)]
-        found[str(order)] = float(both[0] - both[1])
-    return found
+        losses = [loss._compute_indiv(truth, prediction, f_x=p).mean() for prediction in (p, other)]
+        values[str(order)] = float(losses[0] - losses[1])
+    return values
 
 
 if __name__ == "__main__":
@@ -183,7 +185,7 @@ if __name__ == "__main__":
         "versions": {name: version(name) for name in PEERS},
         "recipe": "python tests/calib/metrics/oracle.py",
         "bins": BINS,
-        "cases": {name: measured(*numbers) for name, numbers in CASES.items()},
+        "cases": {name: library_measures(*numbers) for name, numbers in CASES.items()},
         "calibrated": {name: calibrated(*numbers) for name, numbers in CASES.items()},
         "conformal": {name: conformal(*numbers) for name, numbers in CASES.items()},
         "variational": {name: variational(*numbers) for name, numbers in CASES.items()},

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: the plain resampling loop, textbook widths, and that the seed decides."""
+"""Bootstrap intervals: against a plain loop, against textbook widths, decided by the seed."""
 
 import math
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def random_case(seed: int, samples: int, levels: int = 10_000) -> tuple[Tensor, Tensor]:
-    """Logits of so many different values, in float64, and targets that follow them in part."""
+    """Float64 logits of 2 `levels` different values, and targets that follow them in part."""
     rng = torch.Generator().manual_seed(seed)
     logits = torch.randint(-levels, levels, (samples, 3), generator=rng).double() / levels * 4
     targets = torch.multinomial((logits / 2).softmax(1), 1, generator=rng)[:, 0]
@@ -25,12 +25,12 @@ def test_intervals_equal_the_plain_loop(samples: int, levels: int):
     logits, targets = random_case(1, samples, levels)
     got = bootstrap_intervals(logits, targets, bins=10, resamples=40, seed=5)
     rng = np.random.default_rng(5)
-    drawn = [
+    all_metrics = [
         calibration_metrics(logits[rows], targets[rows], bins=10).as_dict()
         for rows in torch.from_numpy(rng.integers(samples, size=(40, samples)))
     ]
     for name in INTERVALS:
-        expected = np.quantile([measures[name] for measures in drawn], [0.025, 0.975])
+        expected = np.quantile([metrics[name] for metrics in all_metrics], [0.025, 0.975])
         assert got[name] == pytest.approx(tuple(expected), abs=1e-12), name
 
 
@@ -38,8 +38,8 @@ def test_a_resample_draws_the_same_images_whatever_was_predicted_of_them():
     logits, targets = random_case(4, 30)
     cooler = logits * torch.linspace(0.2, 3, 30)[:, None]  # another order, the same predictions
     one, other = (
-        resampled(read_predictions(*validated_inputs(each, targets), 10), 10, resamples=5, seed=0)
-        for each in (logits, cooler)
+        resampled(read_predictions(*validated_inputs(z, targets), 10), 10, resamples=5, seed=0)
+        for z in (logits, cooler)
     )
     assert one[:, 0].tolist() == pytest.approx(other[:, 0].tolist(), abs=1e-12)  # accuracy
     assert one[:, 1].tolist() != pytest.approx(other[:, 1].tolist(), abs=1e-3)
@@ -61,8 +61,8 @@ def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch):
     assert bootstrap_intervals(logits, targets, resamples=30, seed=1) != first
     # The draws do not depend on how many of them fit into memory at once.
     monkeypatch.setattr("semix.calib.metrics.bootstrap.AT_ONCE", 200)
-    parts = bootstrap_intervals(logits, targets, resamples=30)
-    assert parts == {name: pytest.approx(interval) for name, interval in first.items()}
+    chunked = bootstrap_intervals(logits, targets, resamples=30)
+    assert chunked == {name: pytest.approx(interval) for name, interval in first.items()}
 
 
 def test_no_resamples_are_refused():

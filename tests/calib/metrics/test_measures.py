@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchmetrics.classification import MulticlassCalibrationError
 
-from tests.calib.metrics.oracle import CASES, FILE, LIMITS, ORDERS, case, foreign
+from tests.calib.metrics.oracle import CASES, FILE, LIMITS, ORDERS, case, ood_logits
 
 
 def logits_of(rows: list[list[float]]) -> Tensor:
@@ -88,9 +88,9 @@ def test_adaptive_ece_equals_the_plain_loop():
     confidence, predicted = logits.double().softmax(1).max(1)
     order = np.argsort(confidence.numpy())
     expected = 0.0
-    for part in np.array_split(order, 15):
-        gap = confidence.numpy()[part].mean() - (predicted == targets).numpy()[part].mean()
-        expected += len(part) / 503 * abs(gap)
+    for rows in np.array_split(order, 15):
+        gap = confidence.numpy()[rows].mean() - (predicted == targets).numpy()[rows].mean()
+        expected += len(rows) / 503 * abs(gap)
     assert calibration_metrics(logits, targets).adaptive_ece == pytest.approx(expected)
 
 
@@ -188,8 +188,8 @@ def test_properties(seed: int, samples: int, classes: int, bins: int, levels: in
     for name, value in got.as_dict().items():
         low = -2 if name == "brier_within" else -1e-12
         assert low <= value <= limits.get(name, 1 + 1e-12), name
-    parts = got.brier_reliability - got.brier_resolution + got.brier_uncertainty + got.brier_within
-    assert parts == pytest.approx(got.brier, abs=1e-12)
+    brier = got.brier_reliability - got.brier_resolution + got.brier_uncertainty + got.brier_within
+    assert brier == pytest.approx(got.brier, abs=1e-12)
     # A kernel only smooths: never below the gap of the means, never above the gaps added up.
     assert got.smooth_ece >= abs(got.over_ece - got.under_ece) - 1e-6
     order = torch.randperm(samples, generator=rng)
@@ -223,17 +223,17 @@ def test_brier_parts_equal_the_loop(bins: int):
     logits = 2 * torch.randn(400, 5, generator=rng, dtype=torch.float64)
     targets = torch.randint(5, (400,), generator=rng)
     p, y = logits.softmax(1).numpy(), np.eye(5)[targets]
-    place = np.ceil(p * bins).astype(int)
+    bin_index = np.ceil(p * bins).astype(int)
     reliability = resolution = within = 0.0
     for k in range(5):
         for b in range(1, bins + 1):
-            inside = place[:, k] == b
+            inside = bin_index[:, k] == b
             if inside.any():
                 q, o = p[inside, k], y[inside, k]
-                share = inside.mean()
-                reliability += share * (q.mean() - o.mean()) ** 2
-                resolution += share * (o.mean() - y[:, k].mean()) ** 2
-                within += share * (q.var() - 2 * ((q - q.mean()) * (o - o.mean())).mean())
+                fraction = inside.mean()
+                reliability += fraction * (q.mean() - o.mean()) ** 2
+                resolution += fraction * (o.mean() - y[:, k].mean()) ** 2
+                within += fraction * (q.var() - 2 * ((q - q.mean()) * (o - o.mean())).mean())
     got = calibration_metrics(logits, targets, bins)
     assert got.brier_reliability == pytest.approx(reliability)
     assert got.brier_resolution == pytest.approx(resolution)
@@ -280,8 +280,10 @@ def wavy_case(seed: int, samples: int = 300) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(confidence), torch.from_numpy((rng.random(samples) < chance) + 0.0)
 
 
-def written_out(confidence: Tensor, correct: Tensor, width: float, points: int = 20_001) -> float:
-    """The definition: a Gaussian around each sample and its mirror images, integrated."""
+def error_by_definition(
+    confidence: Tensor, correct: Tensor, width: float, points: int = 20_001
+) -> float:
+    """Smooth ECE by definition: Gaussians around samples and their mirror images, integrated."""
     t, c = np.linspace(0, 1, points)[:, None], confidence.numpy()
     heights = sum(
         np.exp(-(((t - (2 * turn + side * c)) / width) ** 2) / 2)
@@ -292,26 +294,26 @@ def written_out(confidence: Tensor, correct: Tensor, width: float, points: int =
     return float(np.trapezoid(np.abs(smoothed), dx=1 / (points - 1)))
 
 
-@pytest.mark.parametrize("place", [0.3, 0.61803, 1.0])
-def test_smooth_ece_of_one_confidence_is_the_gap(place: float):
-    confidence = torch.full((8,), place, dtype=torch.float64)
+@pytest.mark.parametrize("value", [0.3, 0.61803, 1.0])
+def test_smooth_ece_of_one_confidence_is_the_gap(value: float):
+    confidence = torch.full((8,), value, dtype=torch.float64)
     correct = torch.arange(8).lt(2).double()
-    assert smooth_error(confidence, correct) == pytest.approx(abs(place - 0.25), abs=1e-8)
+    assert smooth_error(confidence, correct) == pytest.approx(abs(value - 0.25), abs=1e-8)
 
 
 @pytest.mark.parametrize("width", [0.01, 0.08, 0.7])
 def test_one_bandwidth_equals_the_kernel_written_out(width: float):
     confidence, correct = wavy_case(0, samples=60)
     got = smoothed_error(spectrum(confidence, correct), width)
-    assert got == pytest.approx(written_out(confidence, correct, width), abs=1e-6)
+    assert got == pytest.approx(error_by_definition(confidence, correct, width), abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_smooth_ece_is_its_own_bandwidth(seed: int):
     confidence, correct = wavy_case(seed, samples=60)
-    found = smooth_error(confidence, correct)
-    assert 0.02 < found < 0.3
-    assert written_out(confidence, correct, found) == pytest.approx(found, abs=1e-6)
+    error = smooth_error(confidence, correct)
+    assert 0.02 < error < 0.3
+    assert error_by_definition(confidence, correct, error) == pytest.approx(error, abs=1e-6)
 
 
 def test_gaps_of_both_signs_side_by_side_partly_cancel():
@@ -319,9 +321,9 @@ def test_gaps_of_both_signs_side_by_side_partly_cancel():
     # together, and is at least as wide as what is left of them.
     confidence = torch.tensor([0.6, 0.64]).double().repeat(50)
     correct = torch.tensor([1.0, 0.0]).double().repeat(50)
-    found = smooth_error(confidence, correct)
-    assert 0.12 < found < 0.2
-    assert found == pytest.approx(written_out(confidence, correct, found), abs=1e-6)
+    error = smooth_error(confidence, correct)
+    assert 0.12 < error < 0.2
+    assert error == pytest.approx(error_by_definition(confidence, correct, error), abs=1e-6)
 
 
 def test_smooth_ece_of_perfect_confidence_is_none():
@@ -329,65 +331,65 @@ def test_smooth_ece_of_perfect_confidence_is_none():
     assert smooth_error(ones, ones) == pytest.approx(0, abs=1e-9)
 
 
-FOUND = json.loads(FILE.read_text())
+ORACLE = json.loads(FILE.read_text())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_conformal_sets_equal_those_of_torch_uncertainty(name: str):
-    logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
+    logits, targets = (torch.from_numpy(array) for array in case(*CASES[name]))
     for score in SCORES:
-        strange = nonconformity(logits.double().softmax(1), score)
-        chosen = sets_within(strange, LIMITS[score])
-        held = chosen.gather(1, targets[:, None]).double().mean().item()
-        size = chosen.sum(1).double().mean().item()
-        assert [held, size] == pytest.approx(FOUND["conformal"][name][score], abs=1e-9)
+        scores = nonconformity(logits.double().softmax(1), score)
+        members = sets_within(scores, LIMITS[score])
+        coverage = members.gather(1, targets[:, None]).double().mean().item()
+        size = members.sum(1).double().mean().item()
+        assert [coverage, size] == pytest.approx(ORACLE["conformal"][name][score], abs=1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_variational_error_equals_that_of_probmetrics(name: str):
-    logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
+    logits, targets = (torch.from_numpy(array) for array in case(*CASES[name]))
     p, other = logits.double().softmax(1), (logits.double() / 2).softmax(1)
     truth = one_hot(targets, logits.shape[1])
     for order in ORDERS:
         got = variational_error(p, other, truth, order)
-        assert got == pytest.approx(FOUND["variational"][name][str(order)], abs=1e-9)
+        assert got == pytest.approx(ORACLE["variational"][name][str(order)], abs=1e-9)
         assert variational_error(p, p, truth, order) == 0
 
 
 def test_conformal_sets_keep_their_promise_on_exchangeable_images():
     rng = torch.Generator().manual_seed(0)
-    missed = dict.fromkeys(SCORES, 0.0)
+    miss_rates = dict.fromkeys(SCORES, 0.0)
     for _ in range(200):
         logits = 2 * torch.randn(400, 5, generator=rng)
         targets = torch.multinomial((logits / 2).softmax(1), 1, generator=rng)[:, 0]
         held_out, test = (logits[:100], targets[:100]), (logits[100:], targets[100:])
         for score in SCORES:
-            found = conformal_sets(held_out, test, score=score, miscoverage=0.1)
-            missed[score] += (1 - found.coverage) / 200
-            assert 1 <= found.size <= 5
-    assert max(missed.values()) < 0.1 + 0.005
+            result = conformal_sets(held_out, test, score=score, miscoverage=0.1)
+            miss_rates[score] += (1 - result.coverage) / 200
+            assert 1 <= result.size <= 5
+    assert max(miss_rates.values()) < 0.1 + 0.005
 
 
 def test_too_few_held_out_images_give_whole_sets():
     logits, targets = torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
-    found = conformal_sets((logits, targets), (logits, targets), score="thr", miscoverage=0.1)
-    assert (found.coverage, found.size) == (1, 3)
+    result = conformal_sets((logits, targets), (logits, targets), score="thr", miscoverage=0.1)
+    assert (result.coverage, result.size) == (1, 3)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_measures_equal_those_of_other_libraries(name: str):
     seed, _, classes, _ = CASES[name]
-    logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
-    got = calibration_metrics(logits, targets, FOUND["bins"]).as_dict()
+    logits, targets = (torch.from_numpy(array) for array in case(*CASES[name]))
+    got = calibration_metrics(logits, targets, ORACLE["bins"]).as_dict()
     known, unknown = (
-        max_probability(z) for z in (logits, torch.from_numpy(foreign(seed, classes)))
+        max_probability(z) for z in (logits, torch.from_numpy(ood_logits(seed, classes)))
     )
     got |= ood_metrics(known, unknown).as_dict()
     confidence, correct = top_label(logits, targets)
     got["smoothed at 0.05"] = smoothed_error(spectrum(confidence, correct), 0.05)
-    # They take the trapezoid over k/N from 1/N on: the first and the last risk count by half.
+    # The libraries take the trapezoid over k/N from 1/N on: the first and the last count half.
     ends = (1 - correct[confidence.argmax()].item()) + (1 - got["accuracy"])
     got["trapezoid_aurc"] = (got["aurc"] * len(targets) - ends / 2) / (len(targets) - 1)
-    assert len(FOUND["cases"][name]) >= 8
-    for measure, value in FOUND["cases"][name].items():
+    assert len(ORACLE["cases"][name]) >= 8
+    for measure, value in ORACLE["cases"][name].items():
         assert got[measure.split(" ", 1)[1]] == pytest.approx(value, abs=1e-6), measure

@@ -1,4 +1,4 @@
-"""One pass over logits: which bin a value is in, precisions, and what is no prediction."""
+"""One pass over logits: which bin a value is in, precisions, and input that is refused."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_half_precision_logits_are_measured_in_single(kind: torch.dtype):
 
 
 def test_single_precision_logits_give_the_measures_of_double():
-    logits, targets = random_case(5, samples=3000, classes=200)  # in more than one part
+    logits, targets = random_case(5, samples=3000, classes=200)  # in more than one chunk
     got, exact = (calibration_metrics(z, targets).as_dict() for z in (logits, logits.double()))
     assert got == pytest.approx(exact, abs=3e-7)
 

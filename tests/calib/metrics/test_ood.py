@@ -1,4 +1,4 @@
-"""Scores of foreign images: by hand and against torchmetrics."""
+"""Scores of out-of-distribution images: by hand and against torchmetrics."""
 
 import math
 
@@ -20,7 +20,7 @@ def test_separable_scores():
 
 
 def test_ood_by_hand():
-    # Of 100 known scores 1..100, 95 are at least 6; of the foreign ones 6 and 50 pass.
+    # Of 100 known scores 1..100, 95 are at least 6; of the OOD ones 6 and 50 pass.
     got = ood_metrics(torch.arange(1.0, 101.0), torch.tensor([5.5, 6.0, 50.0]))
     assert got.fpr95 == pytest.approx(2 / 3)
     # Known above 5.5: 95; above 6: 94 and a tie; above 50: 50 and a tie.
@@ -30,11 +30,11 @@ def test_ood_by_hand():
 def test_auroc_equals_torchmetrics():
     rng = torch.Generator().manual_seed(0)
     known = torch.randint(0, 40, (300,), generator=rng) / 40
-    foreign = torch.randint(-10, 30, (200,), generator=rng) / 40
+    ood = torch.randint(-10, 30, (200,), generator=rng) / 40
     labels = torch.cat([torch.ones(300), torch.zeros(200)]).long()
-    scores = torch.cat([known, foreign])
+    scores = torch.cat([known, ood])
     peer = BinaryAUROC()((scores - scores.min()) / 2, labels).item()
-    assert ood_metrics(known, foreign).auroc == pytest.approx(peer, abs=1e-6)
+    assert ood_metrics(known, ood).auroc == pytest.approx(peer, abs=1e-6)
 
 
 def test_scores_of_logits():

@@ -10,7 +10,7 @@ RESNET50 = {"name": "resnet50"}
 TIMM_RESNET50 = {"name": "timm", "architecture": "resnet50"}
 
 
-def counted(model: dict[str, Any], side: int, classes: int = 4) -> Complexity:
+def cost_of(model: dict[str, Any], side: int, classes: int = 4) -> Complexity:
     real = {"name": "digits", "image_size": side}
     return complexity(
         TrainConfig.model_validate({"name": "x", "real": real, "model": model}), classes
@@ -18,23 +18,23 @@ def counted(model: dict[str, Any], side: int, classes: int = 4) -> Complexity:
 
 
 def test_a_lenet_by_hand():
-    found = counted({"name": "lenet"}, 32)
+    cost = cost_of({"name": "lenet"}, 32)
     convolutions = 6 * 28 * 28 * 75 + 16 * 10 * 10 * 150
-    assert found.gmac * 1e9 == convolutions + 400 * 120 + 120 * 84 + 84 * 4
-    assert found.map_side == 5
+    assert cost.gmac * 1e9 == convolutions + 400 * 120 + 120 * 84 + 84 * 4
+    assert cost.map_side == 5
 
 
 def test_a_resnet50_of_large_images_costs_what_that_of_timm_does():
-    ours, timms = counted(RESNET50, 224, 1000), counted(TIMM_RESNET50, 224, 1000)
-    assert ours.gmac == timms.gmac == pytest.approx(4.1, abs=0.05)  # as timm's tables have it
-    assert ours.parameters == timms.parameters == 25_557_032
+    cost, timm_cost = cost_of(RESNET50, 224, 1000), cost_of(TIMM_RESNET50, 224, 1000)
+    assert cost.gmac == timm_cost.gmac == pytest.approx(4.1, abs=0.05)  # as in timm's tables
+    assert cost.parameters == timm_cost.parameters == 25_557_032
     text = "resnet50 (imagenet stem): 4.09 GMAC per image of 224 pixels, 25.6 million weights"
-    assert str(ours) == f"{text}, last map 7 x 7"
+    assert str(cost) == f"{text}, last map 7 x 7"
 
 
 def test_small_images_keep_their_stem():
-    assert counted(RESNET50, 32).gmac == pytest.approx(1.3, abs=0.01)
-    assert counted(RESNET50, 95).map_side == 12
+    assert cost_of(RESNET50, 32).gmac == pytest.approx(1.3, abs=0.01)
+    assert cost_of(RESNET50, 95).map_side == 12
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_small_images_keep_their_stem():
     ],
 )
 def test_a_stem_that_does_not_fit_is_named_with_what_to_choose(model, side, words):
-    remedy = counted(model, side).remedy
+    remedy = cost_of(model, side).remedy
     assert bool(remedy) == bool(words) and words in remedy
     if words:
         assert "choose resnet18 to resnet152 with `stem: " in remedy

@@ -37,7 +37,7 @@ PARAMETERS = {
     "resnet20": 272_474,
     "resnet110": 1_730_714,
 }
-# All but timm, in widths that cost little.
+# All but timm, in widths that are cheap to run.
 SMALL = {
     "lenet": partial(build_model, "lenet"),
     "resnet8": partial(build_model, "resnet8", width=4),
@@ -121,15 +121,15 @@ def test_resnet_equals_torchvision_behind_a_small_stem(name: str):
 
 @pytest.mark.parametrize("channels", [2, 7, 8])
 def test_a_strided_pointwise_convolution_is_torchs_whatever_its_width(channels):
-    ours = Pointwise(channels, 16, stride=2)
-    theirs = nn.Conv2d(channels, 16, 1, stride=2, bias=False)
-    theirs.load_state_dict(ours.state_dict())
+    layer = Pointwise(channels, 16, stride=2)
+    peer = nn.Conv2d(channels, 16, 1, stride=2, bias=False)
+    peer.load_state_dict(layer.state_dict())
     images = torch.randn(25, channels, 15, 15).to(memory_format=torch.channels_last)
-    found, expected = ours(images), theirs(images)
-    torch.testing.assert_close(found, expected)
-    found.square().sum().backward()  # without a crash
-    (wanted,) = torch.autograd.grad(theirs.double()(images.double()).square().sum(), theirs.weight)
-    torch.testing.assert_close(ours.weight.grad, wanted.float(), rtol=1e-4, atol=1e-2)
+    output, expected = layer(images), peer(images)
+    torch.testing.assert_close(output, expected)
+    output.square().sum().backward()  # without a crash
+    (gradient,) = torch.autograd.grad(peer.double()(images.double()).square().sum(), peer.weight)
+    torch.testing.assert_close(layer.weight.grad, gradient.float(), rtol=1e-4, atol=1e-2)
 
 
 def test_a_resnet_for_large_images_equals_torchvision():
@@ -179,8 +179,8 @@ def test_the_tiny_networks_see_four_places_of_the_last_map():
     tiny.features.load_state_dict(plain.features.state_dict())
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
-        places = tiny.features(images)
-        torch.testing.assert_close(places.view(2, 16, 4).mean(2), plain.features(images))
+        features = tiny.features(images)
+        torch.testing.assert_close(features.view(2, 16, 4).mean(2), plain.features(images))
     assert tiny.num_features == 4 * plain.num_features == 64
 
 
@@ -202,9 +202,9 @@ def test_every_parameter_is_frozen_once_from_the_output_down(name: str):
     assert sorted(frozen) == sorted(id(parameter) for parameter in model.parameters())
     assert order[0] is model.classifier
     assert order[-1] is next(model.features.children())
-    names = {id(module): place for place, (_, module) in enumerate(model.named_modules())}
-    places = [names[id(part)] for part in order[1:]]
-    assert places == sorted(places, reverse=True)
+    positions = {id(module): position for position, (_, module) in enumerate(model.named_modules())}
+    order_positions = [positions[id(part)] for part in order[1:]]
+    assert order_positions == sorted(order_positions, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -54,15 +54,15 @@ def test_features_before_the_last_norm(architecture: str, norm: str, tmp_path: P
     peer = save_peer(path, architecture)
     post = build(architecture, weights=str(path))
     pre = build(architecture, weights=str(path), feature="pre_norm")
-    seen: list[Tensor] = []
-    getattr(peer, norm).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    norm_inputs: list[Tensor] = []
+    getattr(peer, norm).register_forward_pre_hook(lambda _, inputs: norm_inputs.append(inputs[0]))
     images = torch.rand(2, 3, 160, 160)
     with torch.no_grad():
         expected = peer(images)
         torch.testing.assert_close(pre(images)[0], expected)
         torch.testing.assert_close(post(images)[0], expected)
         torch.testing.assert_close(pre.classifier(pre.features(images)), expected)
-        before = seen[0][:, 0] if norm == "norm" else seen[0]
+        before = norm_inputs[0][:, 0] if norm == "norm" else norm_inputs[0]
         torch.testing.assert_close(pre.features(images), before)
     assert not torch.allclose(pre.features(images), post.features(images))
 
@@ -85,11 +85,11 @@ def test_a_last_layer_of_other_classes_begins_afresh(
 def test_a_file_without_a_last_layer_or_counters_will_do(tmp_path: Path):
     path = tmp_path / "weights.safetensors"
     save_peer(path, "test_resnet")
-    left = {n: t for n, t in load_file(path).items() if "num_batches" not in n and "fc." not in n}
-    save_file(left, path)
+    state = {n: t for n, t in load_file(path).items() if "num_batches" not in n and "fc." not in n}
+    save_file(state, path)
     model = build("test_resnet", weights=str(path))
     torch.testing.assert_close(
-        model.features.state_dict()["conv1.0.weight"], left["conv1.0.weight"]
+        model.features.state_dict()["conv1.0.weight"], state["conv1.0.weight"]
     )
 
 
@@ -124,8 +124,8 @@ def test_a_transformer_is_frozen_block_by_block():
     order = model.freezing_order()
     assert order[2:-2] == list(reversed(model.features.blocks))
     assert order[-2] is model.features.patch_embed
-    own = {id(model.features.cls_token), id(model.features.pos_embed)}
-    assert own <= {id(parameter) for parameter in order[-1].parameters()}
+    token_ids = {id(model.features.cls_token), id(model.features.pos_embed)}
+    assert token_ids <= {id(parameter) for parameter in order[-1].parameters()}
 
 
 def test_nothing_is_loaded_on_the_meta_device(

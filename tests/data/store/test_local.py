@@ -25,8 +25,8 @@ def test_a_name_is_read_back(tmp_path, monkeypatch, host, name):
         assert written_here(partial)
         assert in_use(partial, age_s=0.0)
         assert not in_use(partial, age_s=WRITTEN_WITHIN_S)
-        for other in ("a.b.b", "c", "1.example"):
-            monkeypatch.setattr(socket, "gethostname", lambda other=other: other)
+        for other_host in ("a.b.b", "c", "1.example"):
+            monkeypatch.setattr(socket, "gethostname", lambda other_host=other_host: other_host)
             assert not written_here(partial)
         monkeypatch.setattr(socket, "gethostname", lambda: host)
 
@@ -51,14 +51,18 @@ def test_names_that_others_may_have_given(name, here):
 
 
 def test_of_other_machines_age_tells_and_of_other_programs_nothing():
-    ours, another, foreign = (
+    own, another, foreign = (
         Path(f".x.{machine()}.{GONE}.abc.partial"),
         Path(".x.host-0123456789ab.1.abc.partial"),
         Path(".x.host.1.abc.partial"),
     )
-    old = WRITTEN_WITHIN_S + 1
-    assert [abandoned(path, age_s=0.0) for path in (ours, another, foreign)] == [True, False, False]
-    assert [abandoned(path, age_s=old) for path in (ours, another, foreign)] == [True, True, False]
+    old_age_s = WRITTEN_WITHIN_S + 1
+    assert [abandoned(path, age_s=0.0) for path in (own, another, foreign)] == [True, False, False]
+    assert [abandoned(path, age_s=old_age_s) for path in (own, another, foreign)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.process
@@ -72,16 +76,16 @@ def test_what_dead_processes_left_is_listed_and_swept_and_nothing_else(tmp_path)
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     elsewhere = tmp_path / "shards" / ".z.tar.another-host.12.abc.partial"
     elsewhere.write_bytes(b"12")
-    with store.staging("shards/y.tar") as mine:
-        left = store.partials()
-        assert sorted(fact.bytes for fact in left.values()) == [2, 4]
+    with store.staging("shards/y.tar") as staged_file:
+        partials = store.partials()
+        assert sorted(fact.bytes for fact in partials.values()) == [2, 4]
         assert store.list("") == []
         assert store.sweep() == 1  # of another machine's only that machine knows
         assert store.sweep() == 0
         os.utime(elsewhere, (time.time() - 7200,) * 2)
         assert store.sweep(older_than_s=3600) == 1
         assert store.partials() == {}
-        assert mine.exists()
+        assert staged_file.exists()
 
 
 @pytest.mark.process
@@ -132,12 +136,12 @@ def test_a_full_disk_harms_nothing(tmp_path):
     try:
         store = Store(str(full))
         store.put("shards/a.tar", b"a" * 100_000)
-        much = b"b" * 300_000
+        content = b"b" * 300_000
         for write in (store.put, store.create, _publish):
             for name in ("shards/a.tar", "shards/b.tar"):
                 arguments = (store, name) if write is _publish else (name,)
                 with pytest.raises(OSError, match="No space left"):
-                    write(*arguments, much)
+                    write(*arguments, content)
                 assert [path.name for path in (full / "shards").iterdir()] == ["a.tar"]
                 assert store.get("shards/a.tar") == b"a" * 100_000
         assert store.create("shards/c.json", b"{}")  # what fits still goes in

@@ -18,31 +18,31 @@ TWENTY_MB = bytes(1024) * 20_000  # about 20 MB
 
 
 @pytest.fixture
-def asked():
+def ranges_read():
     return []
 
 
 @pytest.fixture
-def file(asked):
+def file(ranges_read):
     def read(start, end):
-        asked.append((start, end - start))
+        ranges_read.append((start, end - start))
         return TWENTY_MB[start:end]
 
     return io.BufferedReader(RangeFile(read, len(TWENTY_MB)))
 
 
-def test_who_reads_on_gets_longer_ranges(file, asked):
+def test_who_reads_on_gets_longer_ranges(file, ranges_read):
     assert file.read() == TWENTY_MB
-    lengths = [length for _, length in asked]
+    lengths = [length for _, length in ranges_read]
     assert lengths[:3] == [FIRST_RANGE, 2 * FIRST_RANGE, 4 * FIRST_RANGE]
     assert max(lengths) == LONGEST_RANGE and sum(lengths) == len(TWENTY_MB)
 
 
-def test_who_jumps_gets_short_ranges(file, asked):
+def test_who_jumps_gets_short_ranges(file, ranges_read):
     for start in (10_000_000, 5_000_000, 15_000_000):
         file.seek(start)
         assert len(file.read(1000)) == 1000
-    assert asked == [(start, FIRST_RANGE) for start in (10_000_000, 5_000_000, 15_000_000)]
+    assert ranges_read == [(start, FIRST_RANGE) for start in (10_000_000, 5_000_000, 15_000_000)]
 
 
 def test_positions_outside_the_file(file):
@@ -89,7 +89,7 @@ def test_parts_that_fail_go_up_again(store, large, faulty_s3, faults):
 
 
 def test_a_completion_whose_answer_was_lost_counts(store, large, faulty_s3):
-    faulty_s3.fail(lost=1.0, methods=["POST"], path="uploadId=", most=4)
+    faulty_s3.fail(lost=1.0, methods=["POST"], path="uploadId=", max_faults=4)
     Store(store.url).publish(large, "x.tar")
     assert faulty_s3.done["lost"] == 4
     assert store.get("x.tar") == large.read_bytes()
@@ -139,9 +139,9 @@ def test_a_killed_upload_shows_nothing_and_is_swept(store, large, faulty_s3):
     faulty_s3.heal()
     assert store.list("") == []
     assert not store.exists("shards/x.tar")
-    left = store.partials()
-    assert list(left) == ["shards/x.tar"]
-    assert left["shards/x.tar"].bytes in (PART, PART + 1000)
+    partials = store.partials()
+    assert list(partials) == ["shards/x.tar"]
+    assert partials["shards/x.tar"].bytes in (PART, PART + 1000)
     assert Store(f"{store.url}/another").partials() == {}
     # To moto every upload began in 2010.
     assert store.sweep(older_than_s=30 * YEAR_S) == 0  # perhaps another machine is at it
@@ -152,15 +152,15 @@ def test_a_killed_upload_shows_nothing_and_is_swept(store, large, faulty_s3):
 
 
 def test_what_an_earlier_boot_staged_for_a_bucket_is_swept_when_it_is_old(store, tmp_path):
-    left = tmp_path / f".x.tar.{socket.gethostname()}-0123456789ab.12.abc.partial"
+    leftover = tmp_path / f".x.tar.{socket.gethostname()}-0123456789ab.12.abc.partial"
     foreign = tmp_path / ".of-another-program.12.abc.partial"
-    for path in (left, foreign):
+    for path in (leftover, foreign):
         path.write_bytes(b"half")
     assert store.sweep() == 0
-    for path in (left, foreign):
+    for path in (leftover, foreign):
         os.utime(path, (time.time() - 25 * 3600,) * 2)
     assert store.sweep() == 1
-    assert (left.exists(), foreign.exists()) == (False, True)
+    assert (leftover.exists(), foreign.exists()) == (False, True)
 
 
 def test_what_a_killed_process_staged_for_a_bucket_is_swept(store, tmp_path):
@@ -169,23 +169,23 @@ def test_what_a_killed_process_staged_for_a_bucket_is_swept(store, tmp_path):
         "with Store(sys.argv[1]).staging('x.tar') as p:\n    print(p)\n"
         "    sys.stdout.flush()\n    os._exit(9)\n"
     )
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script, store.url],
         capture_output=True,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    left = tmp_path / found.stdout.strip().rpartition("/")[2]
-    assert left.exists()
+    leftover = tmp_path / completed.stdout.strip().rpartition("/")[2]
+    assert leftover.exists()
     sweep = "import sys\nfrom semix.data.store import Store\nprint(Store(sys.argv[1]).sweep())"
-    with store.staging("y.tar") as mine:
+    with store.staging("y.tar") as staged_file:
         swept = subprocess.run(
             [sys.executable, "-c", sweep, store.url],
             capture_output=True,
             text=True,
             env={**os.environ, "TMPDIR": str(tmp_path)},
         )
-        assert (swept.stdout, left.exists(), mine.exists()) == ("1\n", False, True)
+        assert (swept.stdout, leftover.exists(), staged_file.exists()) == ("1\n", False, True)
 
 
 def test_more_objects_than_a_page_holds_are_listed(store):

@@ -57,11 +57,11 @@ def test_a_fifth_of_the_requests_may_fail(store, faulty_s3, faults):
 
 
 def test_a_create_whose_answer_was_lost_was_ours(store, faulty_s3):
-    faulty_s3.fail(lost=1.0, methods=["PUT"], most=1)
+    faulty_s3.fail(lost=1.0, methods=["PUT"], max_faults=1)
     assert store.create("lease", b"mine")
-    faulty_s3.fail(lost=1.0, methods=["PUT"], most=1)
+    faulty_s3.fail(lost=1.0, methods=["PUT"], max_faults=1)
     assert not store.create("lease", b"mine")  # the same content, but it was there before
-    faulty_s3.fail(errors=1.0, methods=["PUT"], most=1)
+    faulty_s3.fail(errors=1.0, methods=["PUT"], max_faults=1)
     assert not store.create("lease", b"another's")
     assert store.get("lease") == b"mine"
 
@@ -69,7 +69,7 @@ def test_a_create_whose_answer_was_lost_was_ours(store, faulty_s3):
 def test_an_open_file_goes_on_where_it_was_cut(store, faulty_s3):
     content = os.urandom(3 << 20)
     store.put("shard.tar", content)
-    faulty_s3.fail(cut_answers=1.0, methods=["GET"], most=3)
+    faulty_s3.fail(cut_answers=1.0, methods=["GET"], max_faults=3)
     with store.open("shard.tar") as file:
         assert file.read() == content
     assert faulty_s3.done["cut_answers"] == 3
@@ -99,7 +99,7 @@ def test_a_silent_server_is_not_waited_for_without_end(store, faulty_s3, monkeyp
     )
     store = Store(store.url)
     store.put("a", b"1")
-    faulty_s3.fail(stalled=1.0, most=1)
+    faulty_s3.fail(stalled=1.0, max_faults=1)
     assert store.get("a") == b"1"
     faulty_s3.fail(stalled=1.0)
     with pytest.raises(ConnectionError, match=r"no answer: ReadTimeoutError.*/root/a"):
@@ -173,11 +173,11 @@ def test_refused_credentials_are_named(store, faulty_s3, code):
 def test_an_address_without_a_server_is_named_soon(bucket, monkeypatch, user):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{user}127.0.0.1:9")
     started = time.monotonic()
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         Store(f"{bucket}/root").check_writable()
     assert time.monotonic() - started < 30  # far from two minutes, on any machine
-    assert "cannot be used at http://127.0.0.1:9 (no answer: " in str(refused.value)
-    assert "hunter2" not in str(refused.value)
+    assert "cannot be used at http://127.0.0.1:9 (no answer: " in str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_wrong_clock_is_named(store, faulty_s3):
@@ -200,13 +200,13 @@ def test_no_secret_in_logs_errors_or_pickles(store, faulty_s3, caplog, monkeypat
     store = Store(store.url)
     assert not store.exists("a")  # connected, which may take a busy machine all the patience
     faulty_s3.fail(errors=1.0, message=f"The key {KEY_ID} with {SECRET} is tired")
-    with caplog.at_level(logging.WARNING), pytest.raises(OSError) as failed:
+    with caplog.at_level(logging.WARNING), pytest.raises(OSError) as caught:
         store.get("a")
-    told = [caplog.text, store.url, repr(store), str(pickle.dumps(store))]
-    told += traceback.format_exception(failed.value)
-    told += [str(pickle.dumps(failed.value))]
+    texts = [caplog.text, store.url, repr(store), str(pickle.dumps(store))]
+    texts += traceback.format_exception(caught.value)
+    texts += [str(pickle.dumps(caught.value))]
     assert "s3://" in caplog.text and "again in" in caplog.text
-    for text in told:
+    for text in texts:
         assert KEY_ID not in text and SECRET not in text
 
 

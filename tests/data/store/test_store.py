@@ -1,4 +1,4 @@
-"""What holds for stores of each kind: their URLs, names, objects, files that appear whole."""
+"""All kinds of store: their URLs, names and objects; a file appears only when it is complete."""
 
 import os
 import pickle
@@ -67,10 +67,10 @@ def test_other_urls_are_refused(url, remedy):
     ],
 )
 def test_a_refusal_does_not_repeat_a_secret(url):
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         Store(url)
-    assert "hunter2" not in f"{refused.value} {refused.value.value} {refused.value.args}"
-    assert "ter2" not in str(refused.value)
+    assert "hunter2" not in f"{caught.value} {caught.value.value} {caught.value.args}"
+    assert "ter2" not in str(caught.value)
 
 
 def test_a_path_that_looks_like_a_command_is_a_path(tmp_path, monkeypatch):
@@ -88,9 +88,9 @@ def test_a_missing_package_is_named(protocol, package):
         f"import sys\nsys.modules['{package}'] = None\n"
         f"from semix.data.store import Store\nStore('{protocol}://bucket/x')\n"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    remedy = f"url = {protocol}://bucket/x: needs {package}: {install_command(protocol)}"
-    assert remedy in found.stderr
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    message = f"url = {protocol}://bucket/x: needs {package}: {install_command(protocol)}"
+    assert message in completed.stderr
 
 
 @pytest.mark.process
@@ -99,8 +99,8 @@ def test_a_local_store_needs_no_cloud_package():
         "import sys\nfrom semix.data.store import Store\nStore('/tmp').exists('x')\n"
         "print([m for m in ('torch', 'fsspec', 's3fs', 'gcsfs', 'botocore') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert found.stdout.strip() == "[]", found.stderr
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert completed.stdout.strip() == "[]", completed.stderr
 
 
 @pytest.mark.process
@@ -143,9 +143,9 @@ def test_get_many_leaves_out_what_is_not_there(store):
     names = [f"records/{number:03d}.json" for number in range(150)]
     for name in names[::2]:
         store.put(name, name.encode())
-    found = store.get_many([*reversed(names), names[0]])
-    assert found == {name: name.encode() for name in names[::2]}
-    assert list(found) == names[::2][::-1]
+    contents = store.get_many([*reversed(names), names[0]])
+    assert contents == {name: name.encode() for name in names[::2]}
+    assert list(contents) == names[::2][::-1]
     assert store.get_many([]) == {}
 
 
@@ -298,8 +298,10 @@ def test_a_place_that_holds_something_else_is_refused(store):
     store.require_empty_or_own("mixed dataset", own="plan.json")
     for name in ("cats/1.jpg", "dogs/1.jpg", "readme.txt", "x/y/z"):
         store.put(name, b"")
-    told = rf"^out = {store.url}: holds cats, dogs, readme.txt and 1 more, and is no mixed dataset;"
-    with pytest.raises(InputError, match=told):
+    message = (
+        rf"^out = {store.url}: holds cats, dogs, readme.txt and 1 more, and is no mixed dataset;"
+    )
+    with pytest.raises(InputError, match=message):
         store.require_empty_or_own("mixed dataset", own="plan.json")
     store.put("plan.json", b"{}")
     store.require_empty_or_own("mixed dataset", own="plan.json")
@@ -309,11 +311,11 @@ def test_what_is_larger_than_its_reader_takes_is_refused_by_name(store):
     for name, content in (("all", b"12345"), ("more", b"123456"), ("none", b"")):
         store.put(name, content)
     assert (store.get("all", max_bytes=5), store.get("none", max_bytes=5)) == (b"12345", b"")
-    with pytest.raises(TooLarge) as refused:
+    with pytest.raises(TooLarge) as caught:
         store.get("more", max_bytes=5)
-    assert refused.value.field == f"{store.url}/more"
-    assert refused.value.value == "6 bytes"
-    assert refused.value.remedy.startswith("at most 5 bytes of it are read; restore it")
+    assert caught.value.field == f"{store.url}/more"
+    assert caught.value.value == "6 bytes"
+    assert caught.value.remedy.startswith("at most 5 bytes of it are read; restore it")
     assert store.get_many(["all", "more", "none", "nothing"], max_bytes=5) == {
         "all": b"12345",
         "none": b"",

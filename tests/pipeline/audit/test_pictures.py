@@ -1,4 +1,4 @@
-"""What an audit sees of pictures: their faults worked out by hand, those alike between series."""
+"""Pictures in an audit: faults worked out by hand, and pictures alike between series."""
 
 import numpy as np
 import pytest
@@ -14,19 +14,19 @@ ALPHAS = np.linspace(0, 1, 3)
 
 
 def grey(*levels: float, side: int = 16) -> np.ndarray:
-    """One uniform image a level, uint8 [A, side, side, 3]."""
+    """One uniform image per level, uint8 [A, side, side, 3]."""
     return np.stack([np.full((side, side, 3), level, dtype=np.uint8) for level in levels])
 
 
 def ramp(side: int = 16) -> np.ndarray:
-    """Brighter to the right, 10 levels a pixel; the same from top to bottom."""
+    """Brighter to the right, 10 levels per pixel; the same from top to bottom."""
     row = np.arange(side, dtype=np.uint8) * 10
     return np.broadcast_to(row[None, :, None], (side, side, 3))
 
 
 def faults(images: np.ndarray) -> list[set[str]]:
-    found = measure_pictures(images, np.linspace(0, 1, len(images))).faults
-    return [{name for bit, name in enumerate(FAULTS) if value >> bit & 1} for value in found]
+    codes = measure_pictures(images, np.linspace(0, 1, len(images))).faults
+    return [{name for bit, name in enumerate(FAULTS) if value >> bit & 1} for value in codes]
 
 
 def test_degenerate_images_are_told_apart():
@@ -61,16 +61,16 @@ def test_hash_ignores_noise_on_a_flat_background():
 @pytest.mark.parametrize("side", [7, 8, 9, 30])
 def test_any_size_gives_a_hash(side):
     images = np.random.default_rng(1).integers(0, 256, (2, side, side + 3, 3), dtype=np.uint8)
-    found = measure_pictures(images, ALPHAS[:2])
-    assert found.hashes.shape == (2, 2) and found.coarse.shape == (2, 19)
+    result = measure_pictures(images, ALPHAS[:2])
+    assert result.hashes.shape == (2, 2) and result.coarse.shape == (2, 19)
 
 
 def test_coarse_thumbnail_is_a_mean_of_each_cell_and_of_each_colour():
     image = np.zeros((1, 8, 8, 3), dtype=np.uint8)
     image[0, :2, :2] = (90, 60, 30)  # the first of 4 x 4 cells
-    found = measure_pictures(image, ALPHAS[:1]).coarse[0]
-    assert found[:16].tolist() == [60] + 15 * [0]
-    assert found[16:].tolist() == [round(level * 4 / 64) for level in (90, 60, 30)]
+    coarse = measure_pictures(image, ALPHAS[:1]).coarse[0]
+    assert coarse[:16].tolist() == [60] + 15 * [0]
+    assert coarse[16:].tolist() == [round(level * 4 / 64) for level in (90, 60, 30)]
 
 
 def test_steps_follow_alpha_and_not_the_order_of_storage():
@@ -102,10 +102,12 @@ def images() -> np.ndarray:
 
 def find(images: np.ndarray, usable: np.ndarray | None = None) -> Duplicates:
     alphas = np.linspace(0, 1, images.shape[1])
-    found = [measure_pictures(series, alphas) for series in images]
-    parts = (np.stack([getattr(f, key) for f in found]) for key in ("hashes", "coarse", "exact"))
-    everything = np.ones(images.shape[:2], dtype=bool)
-    return find_duplicates(*parts, usable=everything if usable is None else usable)
+    measured = [measure_pictures(series, alphas) for series in images]
+    arrays = (
+        np.stack([getattr(f, key) for f in measured]) for key in ("hashes", "coarse", "exact")
+    )
+    all_usable = np.ones(images.shape[:2], dtype=bool)
+    return find_duplicates(*arrays, usable=all_usable if usable is None else usable)
 
 
 def test_different_pictures_are_not_alike(images):
@@ -114,10 +116,10 @@ def test_different_pictures_are_not_alike(images):
 
 def test_the_later_series_of_equal_pictures_is_named_with_the_earliest(images):
     images[40, 2] = images[50, 0] = images[7, 1]
-    found = find(images)
-    assert found.rows.tolist() == [40, 50]
-    assert found.of.tolist() == [7, 7]
-    assert found.same.tolist() == [True, True]
+    duplicates = find(images)
+    assert duplicates.rows.tolist() == [40, 50]
+    assert duplicates.of.tolist() == [7, 7]
+    assert duplicates.same.tolist() == [True, True]
 
 
 def test_a_noisy_copy_is_found_and_a_brighter_one_is_not(images):
@@ -126,8 +128,8 @@ def test_a_noisy_copy_is_found_and_a_brighter_one_is_not(images):
     images[31, 0] = (images[30, 0] + noise).clip(0, 255).round()
     images[32, 0] //= 2
     images[33, 0] = images[32, 0] + 40  # brightness grows in the same places
-    found = find(images)
-    assert (found.rows.tolist(), found.of.tolist(), found.same.tolist()) == ([31], [30], [False])
+    alike = find(images)
+    assert (alike.rows.tolist(), alike.of.tolist(), alike.same.tolist()) == ([31], [30], [False])
 
 
 def test_alike_within_one_series_is_no_duplicate(images):
@@ -147,6 +149,6 @@ def test_many_equal_pictures_cost_no_square():
     """Of 40,000 equal pictures there are 800 million pairs, which would not fit into memory."""
     hashes = np.zeros((20_000, 2, 2), dtype=np.uint64)
     coarse, exact = np.zeros((20_000, 2, 19), dtype=np.uint8), np.zeros((20_000, 2), np.uint64)
-    found = find_duplicates(hashes, coarse, exact, usable=np.ones((20_000, 2), dtype=bool))
-    assert found.rows.tolist() == list(range(1, 20_000))
-    assert not found.of.any()
+    duplicates = find_duplicates(hashes, coarse, exact, usable=np.ones((20_000, 2), dtype=bool))
+    assert duplicates.rows.tolist() == list(range(1, 20_000))
+    assert not duplicates.of.any()

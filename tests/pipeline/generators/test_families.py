@@ -92,27 +92,27 @@ def noise_of(generator: Any, seed: int = 0, rows: int = 1) -> Tensor:
 
 
 def reference(generator: Any, names: list[str], noise: Tensor, output: str) -> np.ndarray | Tensor:
-    """Images or latents as diffusers' documentation makes them, from names and our noise."""
+    """Images or latents from names and this noise, made as diffusers documents it."""
     config, pipeline = generator.config, generator.denoiser.pipeline
     if config.family == "dit":
         raise AssertionError("DiTPipeline takes no latents")
-    told = {}
+    options = {}
     if config.family in FLOW_FAMILIES:
         pipeline = DiffusionPipeline.from_pretrained(config.model, use_safetensors=True)
-        told = {"height": 16, "width": 16, "max_sequence_length": config.prompt_length}
+        options = {"height": 16, "width": 16, "max_sequence_length": config.prompt_length}
     else:
         pipeline.scheduler = generator.scheduler
-    written = prompts(config.prompt, names)
+    texts = prompts(config.prompt, names)
     if config.pad_names:
-        written = checked_prompts(config, names, generator.denoiser.prompt_encoder.tokenizers)[0]
+        texts = checked_prompts(config, names, generator.denoiser.prompt_encoder.tokenizers)[0]
     flux = config.family == "flux"
     images = pipeline(
-        prompt=written,
+        prompt=texts,
         latents=packed(noise) if flux else noise,
         num_inference_steps=config.steps,
         guidance_scale=config.guidance_scale - (config.family == "z_image"),
         output_type=output,
-        **told,
+        **options,
     ).images
     return unpacked(images, 8, 8) if flux and output == "latent" else images
 
@@ -122,11 +122,11 @@ def test_images_and_latents_are_those_of_the_pipeline_itself(load, family):
     generator = load(family)
     names, noise = ["dog", "crane"], noise_of(generator, rows=2)
     latents = generator.sample(noise, generator.encode(names))
-    theirs = reference(generator, names, noise, "latent")
-    closeness = 1e-5 if generator.config.family in FLOW_FAMILIES else 1e-3
+    expected = reference(generator, names, noise, "latent")
+    tolerance = 1e-5 if generator.config.family in FLOW_FAMILIES else 1e-3
     # FLUX.2's pipeline gives them as the VAE reads them.
-    ours = unscaled(latents, generator.vae) if family == "tiny_flux2" else latents
-    torch.testing.assert_close(ours, theirs, atol=closeness, rtol=1e-4)
+    actual = unscaled(latents, generator.vae) if family == "tiny_flux2" else latents
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=1e-4)
     images = generator.decode(latents).numpy().astype(int)
     difference = np.abs(images - np.round(reference(generator, names, noise, "np") * 255))
     assert images.shape == (2, 16, 16, 3)
@@ -142,13 +142,13 @@ def test_dit_makes_the_images_of_the_pipeline_itself(load, tiny_dit, monkeypatch
     pipeline.set_progress_bar_config(disable=True)
     module = "diffusers.pipelines.dit.pipeline_dit.randn_tensor"
     monkeypatch.setattr(module, lambda *_, **__: noise.clone())  # its call takes no latents
-    theirs = pipeline(
+    expected = pipeline(
         pipeline.get_label_ids(["dog two", "crane"]),
         guidance_scale=3.0,
         num_inference_steps=4,
         output_type="np",
     ).images
-    difference = np.abs(images.numpy().astype(int) - np.round(theirs * 255))
+    difference = np.abs(images.numpy().astype(int) - np.round(expected * 255))
     assert difference.max() <= 1
     assert (images[0] != images[1]).any()
 
@@ -276,8 +276,8 @@ def test_sdxl_zeroes_the_unconditional_row_where_the_model_says_so(load, tiny_sd
     assert empty.pooled.abs().max() > 0
     noise = noise_of(generator)
     latents = generator.sample(noise, generator.encode(["dog"]))
-    theirs = reference(generator, ["dog"], noise, "latent")
-    torch.testing.assert_close(latents, theirs, atol=1e-3, rtol=1e-4)
+    expected = reference(generator, ["dog"], noise, "latent")
+    torch.testing.assert_close(latents, expected, atol=1e-3, rtol=1e-4)
 
 
 @each_family
@@ -312,10 +312,10 @@ LABELS = {0: "tench, Tinca tinca", 1: "crane", 2: "great white shark", 3: "crane
 
 def test_one_label_alone_is_its_embedding_and_a_mixture_the_mixed_embeddings():
     embedding = LabelEmbedding(5, 8, 0.1).eval()
-    ours = WeightedLabels(embedding.embedding_table)
+    layer = WeightedLabels(embedding.embedding_table)
     alone = embedding(torch.tensor([3, 5]))
-    torch.testing.assert_close(ours(torch.eye(6)[[3, 5]]), alone, rtol=0, atol=0)
-    mixed = ours(torch.tensor([[0.0, 0, 0, 0.25, 0, 0.75]]))
+    torch.testing.assert_close(layer(torch.eye(6)[[3, 5]]), alone, rtol=0, atol=0)
+    mixed = layer(torch.tensor([[0.0, 0, 0, 0.25, 0, 0.75]]))
     torch.testing.assert_close(mixed[0], 0.25 * alone[0] + 0.75 * alone[1])
 
 
@@ -373,9 +373,9 @@ def test_the_network_still_takes_plain_labels_for_what_they_are(load, tiny_dit):
     generator = load("tiny_dit")
     latents, timestep = torch.randn(2, 4, 8, 8, generator=torch.manual_seed(0)), torch.tensor(300)
     with torch.no_grad():
-        theirs = plain(latents, timestep.expand(2), class_labels=torch.tensor([1, 1000])).sample
+        expected = plain(latents, timestep.expand(2), class_labels=torch.tensor([1, 1000])).sample
         condition = generator.encode(["crane"])
         rows = torch.cat([condition.tokens, generator.denoiser.unconditional.tokens])
-        ours = generator.denoiser(latents, timestep, type(condition)(rows))
-    assert theirs.shape == (2, 8, 8, 8)
-    torch.testing.assert_close(ours, theirs[:, :4])
+        actual = generator.denoiser(latents, timestep, type(condition)(rows))
+    assert expected.shape == (2, 8, 8, 8)
+    torch.testing.assert_close(actual, expected[:, :4])

@@ -1,4 +1,4 @@
-"""Flow transformers: packing, steps there and back, and what is refused of them."""
+"""Flow transformers: packing, sampling and inversion, and errors."""
 
 import json
 import shutil
@@ -36,8 +36,8 @@ def settings(model: Path, values: dict[str, Any], **changes: Any) -> GeneratorCo
 
 
 @pytest.fixture
-def copied(tmp_path):
-    """A copy of a model whose config files a test changes: copied(model, part, **values)."""
+def copy_model(tmp_path):
+    """copy_model(model, part, **values): a copy of a model, one of whose configs is changed."""
 
     def copy(model: Path, part: str, **values: Any) -> Path:
         folder = Path(shutil.copytree(model, tmp_path / "model"))
@@ -65,9 +65,9 @@ def test_a_constant_velocity_leads_back_to_the_noise(request, model, values, ste
         calls.append(float(timestep))
         return torch.ones_like(latents)
 
-    told = Conditioning(torch.zeros(2, 1))
+    condition = Conditioning(torch.zeros(2, 1))
     pair = inversion_pair(generator.denoiser.scheduler)
-    scores = inversion_stability(noise, told, predict=predict, schedulers=pair, steps=steps)
+    scores = inversion_stability(noise, condition, predict=predict, schedulers=pair, steps=steps)
     torch.testing.assert_close(scores, torch.ones(2))
     assert calls == [*calls[:steps], *reversed(calls[:steps])] and calls[0] == 1000
 
@@ -159,9 +159,9 @@ def test_a_shard_is_made_again_byte_for_byte(
     ],
 )
 def test_a_model_that_will_not_do_is_refused(
-    request, copied, model, values, part, changed, message
+    request, copy_model, model, values, part, changed, message
 ):
-    folder = copied(request.getfixturevalue(model), part, **changed)
+    folder = copy_model(request.getfixturevalue(model), part, **changed)
     with pytest.raises(InputError, match=message):
         check_generator(settings(folder, values))
 
@@ -210,17 +210,19 @@ def test_z_image_mixes_prompts_of_one_length_alone(tiny_z_image):
 def test_prompts_are_encoded_as_z_images_own_pipeline_does(tiny_z_image):
     denoiser = load_generator(settings(tiny_z_image, Z_IMAGE), device="cpu").denoiser
     pipeline = ZImagePipeline.from_pretrained(tiny_z_image, use_safetensors=True)
-    (theirs,), (empty,) = pipeline.encode_prompt("a photo of a dog")
-    torch.testing.assert_close(denoiser.prompt_encoder.rows(["a photo of a dog"]).tokens[0], theirs)
+    (expected,), (empty,) = pipeline.encode_prompt("a photo of a dog")
+    torch.testing.assert_close(
+        denoiser.prompt_encoder.rows(["a photo of a dog"]).tokens[0], expected
+    )
     torch.testing.assert_close(denoiser.unconditional.tokens[0], empty)
-    assert len(empty) < len(theirs)
+    assert len(empty) < len(expected)
 
 
 def test_a_model_saved_without_t5_is_told_zeros(tiny_sd3, tmp_path):
     from diffusers import StableDiffusion3Pipeline
 
-    less = {"text_encoder_3": None, "tokenizer_3": None}
-    StableDiffusion3Pipeline.from_pretrained(tiny_sd3, **less).save_pretrained(tmp_path)
+    without_t5 = {"text_encoder_3": None, "tokenizer_3": None}
+    StableDiffusion3Pipeline.from_pretrained(tiny_sd3, **without_t5).save_pretrained(tmp_path)
     config = settings(tmp_path, SD3)
     check_prompts(config, ["dog"])
     tokens = load_generator(config, device="cpu").encode(["dog"]).tokens
@@ -250,8 +252,8 @@ def test_prompts_are_encoded_once_on_a_machine_and_before_the_transformer_comes(
     if first.pooled is not None:
         assert torch.equal(again.encode(names).pooled, first.pooled)
     assert len(loaded) == 5 and not any("text_encoder" in parts for parts in loaded[3:])
-    (spoilt, *_) = (tmp_path / "cache").iterdir()
-    spoilt.write_bytes(b"nothing")
+    (cached, *_) = (tmp_path / "cache").iterdir()
+    cached.write_bytes(b"nothing")
     assert torch.equal(load_generator(config, device="cpu").encode(names).tokens, first.tokens)
 
 

@@ -14,7 +14,7 @@ from semix.data.settings import load_settings
 from semix.pipeline.conditioning import concatenate
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators import load_generator
-from semix.pipeline.generators.latent_diffusion import COMPILER, decoded_at_once, unscaled, upcast
+from semix.pipeline.generators.latent_diffusion import COMPILER, decode_batch_size, unscaled, upcast
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.noise import initial_noise
 from torch._dynamo.utils import counters
@@ -33,14 +33,17 @@ def test_sampling_is_the_plain_loop_bit_for_bit(tiny_sd):
     generator = load(tiny_sd, scheduler="ddim")
     noise = initial_noise([0, 1], generator.latent_shape)
     condition = generator.encode(["dog", "crane"])
-    told = concatenate([generator.denoiser.unconditional.expand(2), condition]).tokens
+    embeddings = concatenate([generator.denoiser.unconditional.expand(2), condition]).tokens
     latents, scheduler = noise, generator.scheduler
     scheduler.set_timesteps(4)
     for timestep in scheduler.timesteps:
-        without, given = generator.denoiser.network(
-            latents.repeat(2, 1, 1, 1), timestep, encoder_hidden_states=told, return_dict=False
+        unconditional, conditional = generator.denoiser.network(
+            latents.repeat(2, 1, 1, 1),
+            timestep,
+            encoder_hidden_states=embeddings,
+            return_dict=False,
         )[0].chunk(2)
-        guided = without + 3.0 * (given - without)
+        guided = unconditional + 3.0 * (conditional - unconditional)
         latents = scheduler.step(guided, timestep, latents, return_dict=False)[0]
     assert torch.equal(generator.sample(noise, condition), latents)
 
@@ -74,13 +77,13 @@ def test_outside_its_interval_guidance_is_off(tiny_sd):
 @pytest.mark.parametrize("family", ["stable_diffusion", "sdxl"])
 def test_rows_are_as_counted(request, family, settings, rows):
     model = request.getfixturevalue({"stable_diffusion": "tiny_sd", "sdxl": "tiny_sdxl"}[family])
-    generator, seen = load(model, family=family, **settings), []
+    generator, sizes = load(model, family=family, **settings), []
     generator.denoiser.network.conv_in.register_forward_hook(
-        lambda _, inputs, __: seen.append(len(inputs[0]))
+        lambda _, inputs, __: sizes.append(len(inputs[0]))
     )
     noise = initial_noise([0, 1], generator.latent_shape)
     generator.sample(noise, generator.encode(["dog", "crane"]))
-    assert sum(seen) == network_rows(generator.config, 2) == 2 * rows
+    assert sum(sizes) == network_rows(generator.config, 2) == 2 * rows
 
 
 def make_vae(**settings) -> AutoencoderKL:
@@ -120,14 +123,14 @@ def test_moments_of_the_latents_are_used_as_sdxl_uses_them(tiny_sdxl, tmp_path):
     noise = initial_noise([0], generator.latent_shape)
     images = generator.decode(generator.sample(noise, generator.encode(["dog"])))
     pipeline = StableDiffusionXLPipeline.from_pretrained(tmp_path, add_watermarker=False)
-    theirs = pipeline(
+    reference = pipeline(
         "a photo of a dog",
         latents=noise,
         num_inference_steps=2,
         guidance_scale=2.0,
         output_type="pt",
     ).images
-    expected = (theirs * 255).round().permute(0, 2, 3, 1)
+    expected = (reference * 255).round().permute(0, 2, 3, 1)
     assert (images.float() - expected).abs().max() <= 1
 
 
@@ -135,29 +138,29 @@ def test_moments_of_the_latents_are_used_as_sdxl_uses_them(tiny_sdxl, tmp_path):
     ("side", "images"), [(32, 16), (512, 16), (768, 7), (1024, 4), (2048, 1), (4096, 1)]
 )
 def test_as_many_images_are_decoded_at_once_as_8_gib_hold(side, images):
-    assert decoded_at_once(side * side) == images
+    assert decode_batch_size(side * side) == images
 
 
-@pytest.mark.parametrize(("setting", "parts"), [({}, [3, 2]), ({"decode_batch": 4}, [4, 1])])
+@pytest.mark.parametrize(("setting", "sizes"), [({}, [3, 2]), ({"decode_batch": 4}, [4, 1])])
 def test_the_size_of_the_images_alone_says_how_many_are_decoded_at_once(
-    tiny_sd, monkeypatch, setting, parts
+    tiny_sd, monkeypatch, setting, sizes
 ):
     monkeypatch.setattr(
         "semix.pipeline.generators.latent_diffusion.DECODING_BYTES", 3 * 16 * 16 * 1920
     )
     generator = load(tiny_sd, **setting)
-    seen, decode = [], generator.vae.decode
+    decoded, decode = [], generator.vae.decode
     monkeypatch.setattr(
-        generator.vae, "decode", lambda z, **o: (seen.append(len(z)), decode(z, **o))[1]
+        generator.vae, "decode", lambda z, **o: (decoded.append(len(z)), decode(z, **o))[1]
     )
     assert generator.decode(initial_noise(range(5), generator.latent_shape)).shape[1:3] == (16, 16)
-    assert seen == parts
+    assert decoded == sizes
 
 
 def test_decoding_in_slices_changes_nothing(tiny_sd):
-    slices, whole = load(tiny_sd, decode_batch=2), load(tiny_sd, decode_batch=5)
+    slices, one_batch = load(tiny_sd, decode_batch=2), load(tiny_sd, decode_batch=5)
     latents = initial_noise(range(5), slices.latent_shape)
-    difference = slices.decode(latents).int() - whole.decode(latents).int()
+    difference = slices.decode(latents).int() - one_batch.decode(latents).int()
     assert difference.abs().max() <= 1
     assert len(slices.decode(latents)) == 5
 
@@ -210,15 +213,15 @@ def test_without_a_compiler_it_is_refused(tiny_sd, monkeypatch, mode):
         latents_of(tiny_sd, "stable_diffusion", mode)
 
 
-# Images, the first look and the last pass the network in batches of three sizes.
+# Images, the first rung and the last one pass the network in batches of three sizes.
 SELECT = ("noise.strategy=select", "noise.candidates=4", "noise.halving=true")
 OPTIMISE = ("noise.strategy=optimise", *SELECT[1:], "noise.iterations=1")
 
 
 @pytest.fixture
 def traced():
-    """torch.compile without its code generation, which takes minutes: Dynamo traces, guards and
-    counts as ever."""
+    """Counters of torch.compile without code generation, which takes minutes; Dynamo traces,
+    guards and counts as usual."""
     torch.compiler.reset()
     counters.clear()
     torch.compiler.set_default_backend("eager")
@@ -239,22 +242,22 @@ FLOW = {
 @pytest.mark.parametrize("model", FLOW)
 def test_the_blocks_of_flow_models_compile_whole(model, request, traced):
     family, settings = FLOW[model]
-    made = []
+    latents = []
     for mode in ("none", "regional"):
         values = {"family": family, "steps": 2, "compile": mode, **settings}
         generator = load(request.getfixturevalue(model), **values)
         noise = initial_noise([0, 1], generator.latent_shape)
-        made.append(generator.sample(noise, generator.encode(["dog", "crane"])))
+        latents.append(generator.sample(noise, generator.encode(["dog", "crane"])))
     blocks = [m for m in generator.denoiser.network.modules() if m._compiled_call_impl]
     assert len(blocks) >= 2 and not traced["graph_break"]
-    torch.testing.assert_close(*made, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*latents, atol=1e-5, rtol=1e-5)
 
 
 @pytest.fixture
 def build(make_config, hasty_standins, tiny_sd_four_levels, tmp_path):
     """build(*overrides): the exit status of a worker that makes one shard."""
 
-    def made(*overrides: str) -> int:
+    def run(*overrides: str) -> int:
         config = make_config(
             hasty_standins,
             f"generator.model={tiny_sd_four_levels}",
@@ -266,7 +269,7 @@ def build(make_config, hasty_standins, tiny_sd_four_levels, tmp_path):
         )
         return work(begun(config, tmp_path / "mixed"))
 
-    return made
+    return run
 
 
 @needs_compiler
@@ -300,8 +303,8 @@ def test_layouts_are_compiled_in_whatever_thread_meets_them(tiny_sd, traced):
 
     def predict(rows: int) -> bool:
         noise = initial_noise(range(rows), generator.latent_shape)
-        found = generator.predict(noise, torch.tensor(9), condition.expand(rows), 1.0)
-        return bool(found.isfinite().all())
+        output = generator.predict(noise, torch.tensor(9), condition.expand(rows), 1.0)
+        return bool(output.isfinite().all())
 
     with ThreadPoolExecutor(1) as other:
         assert all(other.map(predict, range(1, 6)))

@@ -1,4 +1,4 @@
-"""Folders of models as they are published: variants, shards, early names, weights that lack."""
+"""Model folders as they are published: variants, shards, earlier names, missing weights."""
 
 import json
 import shutil
@@ -33,8 +33,8 @@ each_family = pytest.mark.parametrize("model", FAMILIES)
 
 
 @pytest.fixture
-def copied(request, tmp_path) -> Callable[..., GeneratorConfig]:
-    """copied(model, **settings): a config of a copy of it, to be spoilt."""
+def copy_model(request, tmp_path) -> Callable[..., GeneratorConfig]:
+    """copy_model(model, **settings): a config of a copy of the model, which a test may spoil."""
 
     def copy(model: str, **settings: Any) -> GeneratorConfig:
         folder = tmp_path / "model"
@@ -54,51 +54,53 @@ def weights_of(network: Path) -> Path:
     return file
 
 
-def refused(config: GeneratorConfig, match: str, *, check: Any = check_networks) -> None:
-    """By the early check, and by loading."""
+def assert_refused(config: GeneratorConfig, match: str, *, check: Any = check_networks) -> None:
+    """Both the early check and the loader refuse the config."""
     for call in (check, lambda config: load_pipeline(config, device="cpu")):
         with pytest.raises(InputError, match=match):
             call(config)
 
 
 @each_family
-def test_a_network_that_lacks_a_weight_is_refused_by_its_name(copied, model):
-    config = copied(model)
+def test_a_network_that_lacks_a_weight_is_refused_by_its_name(copy_model, model):
+    config = copy_model(model)
     check_networks(config)
     for network in networks(config):
         file = weights_of(network)
         tensors = load_file(file)
-        lacking = sorted(tensors)[len(tensors) // 2]
-        rest = {name: tensor for name, tensor in tensors.items() if name != lacking}
-        save_file(rest, file, {"format": "pt"})
-        refused(
+        missing = sorted(tensors)[len(tensors) // 2]
+        remaining = {name: tensor for name, tensor in tensors.items() if name != missing}
+        save_file(remaining, file, {"format": "pt"})
+        assert_refused(
             config,
             rf"^generator\.model = .*/{network.name}: lacks 1 of the weights of a \w+ "
-            rf"\({lacking}\); fetch or convert it again$",
+            rf"\({missing}\); fetch or convert it again$",
         )
         save_file(tensors, file, {"format": "pt"})
     load_pipeline(config, device="cpu")
 
 
-def test_weights_that_lack_are_listed_up_to_three(copied):
-    config = copied("tiny_sd")
+def test_weights_that_lack_are_listed_up_to_three(copy_model):
+    config = copy_model("tiny_sd")
     save_file({}, weights_of(Path(config.model) / "vae"), {"format": "pt"})
-    refused(config, r"vae: lacks \d\d+ of the weights of a AutoencoderKL \(\S+, \S+, \S+, \.\.\.\)")
+    assert_refused(
+        config, r"vae: lacks \d\d+ of the weights of a AutoencoderKL \(\S+, \S+, \S+, \.\.\.\)"
+    )
 
 
-def test_a_fine_tuned_unet_that_lacks_a_weight_is_refused(copied, tiny_sd, tmp_path):
+def test_a_fine_tuned_unet_that_lacks_a_weight_is_refused(copy_model, tiny_sd, tmp_path):
     shutil.copytree(tiny_sd / "unet", tmp_path / "tuned")
     file = weights_of(tmp_path / "tuned")
     tensors = load_file(file)
     del tensors["conv_in.bias"]
     save_file(tensors, file, {"format": "pt"})
-    config = copied("tiny_sd", unet=str(tmp_path / "tuned"))
-    refused(config, r"^generator\.unet = .*tuned: lacks 1 of .* \(conv_in\.bias\)")
+    config = copy_model("tiny_sd", unet=str(tmp_path / "tuned"))
+    assert_refused(config, r"^generator\.unet = .*tuned: lacks 1 of .* \(conv_in\.bias\)")
 
 
-def test_weights_that_a_network_has_twice_need_not_be_there_twice(copied, tiny_flux2):
+def test_weights_that_a_network_has_twice_need_not_be_there_twice(copy_model, tiny_flux2):
     tied = Qwen3Config.from_pretrained(tiny_flux2 / "text_encoder", tie_word_embeddings=True)
-    config = copied("tiny_flux2")
+    config = copy_model("tiny_flux2")
     folder = Path(config.model) / "text_encoder"
     Qwen3ForCausalLM(tied).save_pretrained(folder)
     assert "lm_head.weight" not in load_file(weights_of(folder))
@@ -106,26 +108,24 @@ def test_weights_that_a_network_has_twice_need_not_be_there_twice(copied, tiny_f
     load_pipeline(config, device="cpu")
 
 
-@pytest.mark.parametrize("kept", ["shared.weight", "encoder.embed_tokens.weight"])
-def test_t5_has_its_embeddings_under_either_name(copied, kept):
-    config = copied("tiny_sd3")
+@pytest.mark.parametrize("name", ["shared.weight", "encoder.embed_tokens.weight"])
+def test_t5_has_its_embeddings_under_either_name(copy_model, name):
+    config = copy_model("tiny_sd3")
     folder = Path(config.model) / "text_encoder_3"
     expected = T5EncoderModel.from_pretrained(folder).shared.weight
     tensors = load_file(weights_of(folder))
     table = next(
-        tensors.pop(name)
-        for name in ("shared.weight", "encoder.embed_tokens.weight")
-        if name in tensors
+        tensors.pop(n) for n in ("shared.weight", "encoder.embed_tokens.weight") if n in tensors
     )
-    save_file({**tensors, kept: table}, weights_of(folder), {"format": "pt"})
+    save_file({**tensors, name: table}, weights_of(folder), {"format": "pt"})
     check_networks(config)
     loaded = load_pipeline(config, device="cpu").text_encoder_3
     assert torch.equal(loaded.encoder.embed_tokens.weight, expected)
 
 
-def test_clip_as_stable_diffusion_1_5_has_it_is_whole(copied):
+def test_clip_as_stable_diffusion_1_5_has_it_is_whole(copy_model):
     """With the names and the buffer of earlier releases of transformers."""
-    config = copied("tiny_sd")
+    config = copy_model("tiny_sd")
     folder = Path(config.model) / "text_encoder"
     tensors = load_file(weights_of(folder))
     early = {f"text_model.{name.removeprefix('text_model.')}": t for name, t in tensors.items()}
@@ -137,55 +137,55 @@ def test_clip_as_stable_diffusion_1_5_has_it_is_whole(copied):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
     del early["text_model.encoder.layers.1.self_attn.v_proj.weight"]
     save_file(early, weights_of(folder), {"format": "pt"})
-    refused(config, r"text_encoder: lacks 1 of .*self_attn\.v_proj\.weight\)")
+    assert_refused(config, r"text_encoder: lacks 1 of .*self_attn\.v_proj\.weight\)")
 
 
 @each_family
-def test_weights_of_a_variant_alone_are_refused_until_it_is_named(copied, model):
-    config = copied(model)
+def test_weights_of_a_variant_alone_are_refused_until_it_is_named(copy_model, model):
+    config = copy_model(model)
     for network in networks(config):
         file = weights_of(network)
         file.rename(file.with_suffix(".fp16.safetensors"))
     message = r"^generator\.variant = nothing: .* has weights of the variant fp16 alone; set it to"
-    refused(config, message + " fp16$", check=check_generator)
-    named = copied(model, variant="fp16")
-    check_networks(named)
-    assert len(load_pipeline(named, device="cpu").components) > 2
+    assert_refused(config, message + " fp16$", check=check_generator)
+    fp16 = copy_model(model, variant="fp16")
+    check_networks(fp16)
+    assert len(load_pipeline(fp16, device="cpu").components) > 2
 
 
-def test_a_variant_may_come_in_shards_and_of_some_networks_alone(copied, tiny_sd):
-    config = copied("tiny_sd", variant="fp16")
+def test_a_variant_may_come_in_shards_and_of_some_networks_alone(copy_model, tiny_sd):
+    config = copy_model("tiny_sd", variant="fp16")
     pipeline = DiffusionPipeline.from_pretrained(tiny_sd)
-    for part in ("unet", "text_encoder"):
-        folder = Path(config.model) / part
+    for network in ("unet", "text_encoder"):
+        folder = Path(config.model) / network
         weights_of(folder).unlink()
-        getattr(pipeline, part).save_pretrained(folder, variant="fp16", max_shard_size="20KB")
+        getattr(pipeline, network).save_pretrained(folder, variant="fp16", max_shard_size="20KB")
         assert len(list(folder.glob("*.fp16-0000*.safetensors"))) > 1
     check_networks(config)
     loaded = load_pipeline(config, device="cpu")
-    for part in ("unet", "text_encoder", "vae"):
-        expected = getattr(pipeline, part).state_dict()
-        found = getattr(loaded, part).state_dict()
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    for network in ("unet", "text_encoder", "vae"):
+        expected = getattr(pipeline, network).state_dict()
+        actual = getattr(loaded, network).state_dict()
+        assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_fine_tuned_unet_comes_in_its_variant(copied, tiny_sd, tmp_path):
+def test_a_fine_tuned_unet_comes_in_its_variant(copy_model, tiny_sd, tmp_path):
     unet = UNet2DConditionModel.from_pretrained(tiny_sd / "unet")
     unet.save_pretrained(tmp_path / "tuned", variant="fp16")
-    refused(
-        copied("tiny_sd", unet=str(tmp_path / "tuned")),
+    assert_refused(
+        copy_model("tiny_sd", unet=str(tmp_path / "tuned")),
         r"^generator\.variant = nothing: .*tuned has weights of the variant fp16 alone",
         check=check_generator,
     )
 
 
-def test_a_variant_that_no_network_has_is_refused(copied):
+def test_a_variant_that_no_network_has_is_refused(copy_model):
     message = r"^generator\.variant = ema: no weights of .*model are of this variant; leave it out$"
-    refused(copied("tiny_sdxl", variant="ema"), message, check=check_generator)
+    assert_refused(copy_model("tiny_sdxl", variant="ema"), message, check=check_generator)
 
 
-def quantised(network: Path, method: str) -> None:
-    """Only said to be."""
+def mark_quantised(network: Path, method: str) -> None:
+    """Make the config say that the weights are quantised, which they are not."""
     file = network / "config.json"
     settings = {"quantization_config": {"quant_method": method}}
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
@@ -193,33 +193,35 @@ def quantised(network: Path, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["quanto", "gguf", "awq"])
 @each_family
-def test_a_quantised_network_of_a_method_that_does_not_load_is_refused(copied, model, method):
-    config = copied(model)
+def test_a_quantised_network_of_a_method_that_does_not_load_is_refused(copy_model, model, method):
+    config = copy_model(model)
     network = networks(config)[-1 if method == "awq" else 0]
-    quantised(network, method)
+    mark_quantised(network, method)
     message = rf"/{network.name}: its weights were quantised by {method}; semix takes those of "
-    refused(config, rf"^generator\.model = .*{message}bitsandbytes and torchao, or weights that")
+    assert_refused(
+        config, rf"^generator\.model = .*{message}bitsandbytes and torchao, or weights that"
+    )
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "torchao"])
 @each_family
-def test_a_quantised_network_whose_package_is_not_there_is_refused(copied, model, method):
+def test_a_quantised_network_whose_package_is_not_there_is_refused(copy_model, model, method):
     if find_spec(method):
         pytest.skip(f"{method} is there")
-    config = copied(model)
+    config = copy_model(model)
     network = networks(config)[0]
-    quantised(network, method)
-    refused(
+    mark_quantised(network, method)
+    assert_refused(
         config, rf"{network.name}: its weights were quantised by {method}: pip install {method}"
     )
 
 
-def test_a_gguf_file_in_place_of_weights_is_refused(copied):
-    config = copied("tiny_flux")
+def test_a_gguf_file_in_place_of_weights_is_refused(copy_model):
+    config = copy_model("tiny_flux")
     file = weights_of(Path(config.model) / "transformer")
     file.rename(file.with_name("flux1-dev-Q4_K_S.gguf"))
     message = r"transformer: has no safetensors; convert it"
-    refused(config, message, check=check_generator)
+    assert_refused(config, message, check=check_generator)
 
 
 def images_of(config: GeneratorConfig) -> torch.Tensor:
@@ -236,12 +238,12 @@ FLOW = [
 @pytest.mark.parametrize("offload", ["none", "model"])
 @pytest.mark.parametrize("model", FLOW)
 def test_a_transformer_of_torchao_makes_images_and_is_counted_as_it_is_stored(
-    copied, make_config, hasty_standins, model, offload
+    copy_model, make_config, hasty_standins, model, offload
 ):
     pytest.importorskip("torchao")
     from torchao.quantization import Int8WeightOnlyConfig
 
-    config = copied(model, dtype="bfloat16", steps=2, guidance_scale=1.0, offload=offload)
+    config = copy_model(model, dtype="bfloat16", steps=2, guidance_scale=1.0, offload=offload)
     plain = images_of(config)
     folder = Path(config.model) / "transformer"
     kind = type(load_pipeline(config, device="meta").transformer)
@@ -252,17 +254,17 @@ def test_a_transformer_of_torchao_makes_images_and_is_counted_as_it_is_stored(
     coarse = images_of(config)
     assert not torch.equal(coarse, plain) and (coarse.float() - plain.float()).abs().mean() < 30
     base = make_config(hasty_standins).model_dump()
-    whole = load_settings(BuildConfig, base | {"generator": config.model_dump()})
+    build_config = load_settings(BuildConfig, base | {"generator": config.model_dump()})
     size = weights_of(folder).stat().st_size
-    assert memory_needed(whole).network == size
+    assert memory_needed(build_config).network == size
 
 
 @pytest.mark.parametrize("part", ["text_encoder_2", "transformer"])
-def test_a_network_of_bitsandbytes_loads_where_its_library_can(copied, part):
+def test_a_network_of_bitsandbytes_loads_where_its_library_can(copy_model, part):
     pytest.importorskip("bitsandbytes")
-    config = copied("tiny_flux", steps=2, guidance_scale=1.0)
+    config = copy_model("tiny_flux", steps=2, guidance_scale=1.0)
     if part == "transformer":  # diffusers would want a GPU to make one
-        quantised(Path(config.model) / part, "bitsandbytes")
+        mark_quantised(Path(config.model) / part, "bitsandbytes")
         message = r"transformer: its weights were quantised by bitsandbytes, which diffusers loads"
         with pytest.raises(InputError, match=message):
             check_networks(config, device="cpu")

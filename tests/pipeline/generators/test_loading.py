@@ -78,32 +78,32 @@ def test_lora_weights_are_added_in_full_or_by_their_scale(tiny_sd, lora, plain, 
     downs = [key for key in tensors if key.endswith("lora_A.weight")]
     assert len(downs) > 10
     for key in downs:
-        part, _, layer = key.removesuffix(".lora_A.weight").partition(".")
-        network = {"unet": pipeline.unet, "text_encoder": pipeline.text_encoder}[part]
+        component, _, layer = key.removesuffix(".lora_A.weight").partition(".")
+        network = {"unet": pipeline.unet, "text_encoder": pipeline.text_encoder}[component]
         up = tensors[key.replace("lora_A", "lora_B")]
         weight = network.get_submodule(layer).weight
         weight.data += 0.5 * ALPHA / RANK * up @ tensors[key]
     pipeline.save_pretrained(tmp_path)
     by_hand = latents_of(settings_of(tmp_path))
-    ours = with_lora(tiny_sd, {"path": str(lora), "scale": 0.5})
-    torch.testing.assert_close(ours, by_hand, atol=1e-3, rtol=1e-3)
-    assert (ours - plain).abs().max() > 0.1
+    actual = with_lora(tiny_sd, {"path": str(lora), "scale": 0.5})
+    torch.testing.assert_close(actual, by_hand, atol=1e-3, rtol=1e-3)
+    assert (actual - plain).abs().max() > 0.1
 
 
 def test_weights_named_as_kohya_ss_names_them_are_the_same(tiny_sd, lora, tmp_path):
     tensors = {}
     for key, tensor in load_file(lora / WEIGHTS).items():
-        part, _, rest = key.partition(".")
-        layer, _, end = rest.rpartition(".lora_")
-        name = f"lora_{'te' if part == 'text_encoder' else part}_{layer.replace('.', '_')}"
+        network, _, path = key.partition(".")
+        layer, _, end = path.rpartition(".lora_")
+        name = f"lora_{'te' if network == 'text_encoder' else network}_{layer.replace('.', '_')}"
         # This format knows the text encoder by the names of earlier releases.
         name = name.replace("lora_te_encoder", "lora_te_text_model_encoder")
         tensors[f"{name}.lora_{'down' if end[0] == 'A' else 'up'}.weight"] = tensor
         tensors[f"{name}.alpha"] = torch.tensor(float(ALPHA))
     save_file(tensors, tmp_path / "kohya.safetensors")
-    theirs = with_lora(tiny_sd, {"path": str(tmp_path / "kohya.safetensors")})
-    ours = with_lora(tiny_sd, {"path": str(lora)})
-    torch.testing.assert_close(theirs, ours, atol=1e-3, rtol=1e-3)
+    kohya = with_lora(tiny_sd, {"path": str(tmp_path / "kohya.safetensors")})
+    expected = with_lora(tiny_sd, {"path": str(lora)})
+    torch.testing.assert_close(kohya, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_a_scale_of_nothing_changes_nothing(tiny_sd, lora, plain):
@@ -210,7 +210,7 @@ def test_a_decoder_of_another_size_is_refused(tiny_sd, tmp_path):
 
 
 def test_the_networks_without_weights_are_those_that_are_loaded(tiny_sdxl, tmp_path):
-    """Of the fine-tuned U-Net and the tiny decoder too; no weight of them is read."""
+    """Also of the fine-tuned U-Net and the tiny decoder; none of their weights is read."""
     unet = UNet2DConditionModel.from_pretrained(tiny_sdxl / "unet")
     unet.save_pretrained(tmp_path / "unet")
     more = {"unet": str(tmp_path / "unet"), "tiny_decoder": str(save_decoder(tmp_path, levels=2))}
@@ -219,12 +219,12 @@ def test_the_networks_without_weights_are_those_that_are_loaded(tiny_sdxl, tmp_p
     for weights in (tmp_path / "unet").glob("*.safetensors"):
         weights.unlink()
     empty = load_generator(config, device="meta")
-    for ours, theirs in (
+    for meta, real in (
         (empty.denoiser.network, loaded.denoiser.network),
         (empty.vae, loaded.vae),
     ):
-        shapes = {name: weight.shape for name, weight in ours.named_parameters()}
-        assert shapes == {name: weight.shape for name, weight in theirs.named_parameters()}
-        assert all(weight.is_meta for weight in ours.parameters())
+        shapes = {name: weight.shape for name, weight in meta.named_parameters()}
+        assert shapes == {name: weight.shape for name, weight in real.named_parameters()}
+        assert all(weight.is_meta for weight in meta.parameters())
     assert empty.denoiser.unconditional.tokens.shape == loaded.denoiser.unconditional.tokens.shape
     assert type(empty.scheduler) is type(loaded.scheduler)

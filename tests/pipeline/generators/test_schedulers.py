@@ -1,4 +1,4 @@
-"""Each sampler over each model's schedule, against diffusers' documented way of changing it."""
+"""Each sampler on each model's schedule, against `from_config` as diffusers documents it."""
 
 from typing import Any
 
@@ -62,14 +62,14 @@ def walk(scheduler: Any, predict: Any, steps: int = 6) -> Tensor:
 @each_own
 @each_name
 def test_a_sampler_follows_the_models_schedule(own, name):
-    there = OWN[own]
-    found = sampler(there, name=name)
-    assert type(found).__name__ == DETERMINISTIC[name]
-    torch.testing.assert_close(found.betas, there.betas)
-    assert found.config.prediction_type == there.config.prediction_type
-    if own != "epsilon":  # which leaves it to each sampler
-        assert found.config.timestep_spacing == there.config.timestep_spacing
-    assert found.config.get("steps_offset") == 1
+    scheduler = OWN[own]
+    result = sampler(scheduler, name=name)
+    assert type(result).__name__ == DETERMINISTIC[name]
+    torch.testing.assert_close(result.betas, scheduler.betas)
+    assert result.config.prediction_type == scheduler.config.prediction_type
+    if own != "epsilon":  # whose scheduler leaves it to each sampler
+        assert result.config.timestep_spacing == scheduler.config.timestep_spacing
+    assert result.config.get("steps_offset") == 1
 
 
 @each_own
@@ -80,15 +80,15 @@ def test_a_sampler_is_what_diffusers_documents(own, name):
         settings["clip_sample"] = False
     kind = getattr(diffusers, DETERMINISTIC[name])
     documented = kind.from_config(OWN[own].config, **settings)
-    found = sampler(OWN[own], name=name)
+    result = sampler(OWN[own], name=name)
 
     def predict(latents: Tensor, timestep: Tensor) -> Tensor:
         return 0.3 * latents + (timestep / 1000).sin()
 
-    latents = walk(found, predict)
+    latents = walk(result, predict)
     assert latents.isfinite().all()
     torch.testing.assert_close(latents, walk(documented, predict))
-    assert torch.equal(latents, walk(found, predict))  # its state starts afresh, and no noise
+    assert torch.equal(latents, walk(result, predict))  # its state starts afresh, and no noise
     assert latents.std() > 0.1
 
 
@@ -118,11 +118,11 @@ def test_all_samplers_arrive_where_the_model_points(own):
 
 def test_without_a_name_the_models_own_sampler_stays():
     for own in OWN.values():
-        found = sampler(own, spacing="linspace")
-        assert type(found) is type(own)
-        assert found is not own
+        result = sampler(own, spacing="linspace")
+        assert type(result) is type(own)
+        assert result is not own
         changed = {"timestep_spacing": "linspace"}
-        assert settings_of(found) == settings_of(own) | changed
+        assert settings_of(result) == settings_of(own) | changed
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_sampler_that_draws_noise_is_refused_until_another_is_named(own):
         sampler(own)
     for other in DETERMINISTIC:
         walk(sampler(own, name=other), lambda latents, timestep: 0.1 * latents)
-    found = sampler(own, name="dpmpp_2m")
-    assert found.config.algorithm_type == "dpmsolver++"
+    result = sampler(own, name="dpmpp_2m")
+    assert result.config.algorithm_type == "dpmsolver++"
 
 
 @pytest.mark.parametrize("own", [FlowMatchEulerDiscreteScheduler(), EDMEulerScheduler()])
@@ -190,20 +190,20 @@ def test_every_sampler_makes_images_of_every_model(model, request):
         assert torch.equal(latents, generator.sample(noise, condition))
         images.append(generator.decode(latents))
         assert images[-1].float().std() > 1
-    # Euler is DDIM in other words; the others differ.
+    # Euler equals DDIM; the other samplers differ.
     assert len({image.numpy().tobytes() for image in images}) >= len(DETERMINISTIC) - 1
 
 
 @each_name
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
 def test_calls_are_told_without_the_sampler_as_it_counts_them(name, steps, tmp_path):
-    """Named, or as the model's own, whose files are read; one a step where there are none."""
-    found = sampler(OWN["epsilon"], name=name)
-    found.set_timesteps(steps)
-    named = GeneratorConfig(model="no/where", steps=steps, scheduler=name)
-    assert network_calls(named) == len(found.timesteps)
-    found.save_pretrained(tmp_path / "scheduler")
-    assert network_calls(GeneratorConfig(model=str(tmp_path), steps=steps)) == len(found.timesteps)
+    """By name or from the files of the model's own scheduler; without files one call per step."""
+    result = sampler(OWN["epsilon"], name=name)
+    result.set_timesteps(steps)
+    config = GeneratorConfig(model="no/where", steps=steps, scheduler=name)
+    assert network_calls(config) == len(result.timesteps)
+    result.save_pretrained(tmp_path / "scheduler")
+    assert network_calls(GeneratorConfig(model=str(tmp_path), steps=steps)) == len(result.timesteps)
     assert network_calls(GeneratorConfig(model="no/where", steps=steps)) == steps
 
 

@@ -1,4 +1,4 @@
-"""What selecting noise costs, against figures worked out by hand."""
+"""What selecting noise costs, against values worked out by hand."""
 
 import math
 import subprocess
@@ -56,13 +56,13 @@ def build_config(*overrides: str) -> BuildConfig:
 )
 def test_the_ratio_to_the_cost_of_generating(overrides, ratio):
     config = build_config(*overrides)
-    found = noise_cost(config, groups=180)
-    assert found.ratio == pytest.approx(ratio, rel=0.03)  # the padding of odd batches
+    cost = noise_cost(config, groups=180)
+    assert cost.ratio == pytest.approx(ratio, rel=0.03)  # the padding of odd batches
 
 
 def test_rows_of_full_batches_are_exact():
-    found = noise_cost(build_config(), groups=180)
-    assert (found.rows, found.production_rows) == (180 * 8 * 60, 180 * 320)
+    cost = noise_cost(build_config(), groups=180)
+    assert (cost.rows, cost.production_rows) == (180 * 8 * 60, 180 * 320)
 
 
 def test_without_padding_a_candidate_costs_two_passes_a_point():
@@ -74,7 +74,7 @@ def test_without_padding_a_candidate_costs_two_passes_a_point():
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (64, 64), (65, 33), (192, 64), (129, 43)])
 def test_batches_over_some_rows_have_one_size_and_little_padding(rows, size):
-    assert rows_per_forward(rows, most=64) == size
+    assert rows_per_forward(rows, max_rows=64) == size
     assert math.ceil(rows / size) * size - rows < math.ceil(rows / 64)
 
 
@@ -93,9 +93,9 @@ def test_the_first_look_is_short_and_in_the_middle():
 
 def test_what_is_too_dear_is_refused_with_its_price_and_what_to_do():
     plan = BuildPlan(build_config("noise.candidates=96"))
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         check_noise_cost(plan)
-    assert str(refused.value) == (
+    assert str(caught.value) == (
         "noise.candidates = 96: selecting noise would cost 18 times what generating costs "
         "(1,036,800 network rows against 57,600), above noise.max_cost = 2; take fewer "
         "candidates, noise.halving: true, or raise noise.max_cost"
@@ -120,5 +120,5 @@ def test_the_cost_is_known_without_torch():
     script = (
         "import sys, semix.pipeline.noise.cost; print([m for m in ('torch',) if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert found.stdout.strip() == "[]", found.stderr
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr

@@ -45,9 +45,9 @@ class Network:
         self.weight = torch.randn(4, 4, 3, 3, generator=generator) / 6
 
     def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning, w: float):
-        told = condition.tokens.mean((1, 2))[:, None, None, None] + timestep / 1000
+        shift = condition.tokens.mean((1, 2))[:, None, None, None] + timestep / 1000
         return (
-            torch.tanh(torch.conv2d(latents, self.weight.to(latents), padding=1) + told) + w * 0.1
+            torch.tanh(torch.conv2d(latents, self.weight.to(latents), padding=1) + shift) + w * 0.1
         )
 
 
@@ -68,15 +68,15 @@ def test_noise_is_standard_normal_float32():
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 def test_a_constant_prediction_gives_the_start_back(steps, spacing):
     noise, constant = initial_noise([1, 2, 3], SHAPE), initial_noise([4, 5, 6], SHAPE)
-    found = inversion_stability(
+    scores = inversion_stability(
         noise,
         NOTHING,
         predict=lambda *_: constant,
         schedulers=schedulers(spacing=spacing),
         steps=steps,
     )
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, torch.ones(3), atol=1e-6, rtol=0)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, torch.ones(3), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("steps", [4, 10, 20])
@@ -88,18 +88,18 @@ def test_so_does_a_constant_noise_told_as_a_velocity(steps, spacing):
     pair = schedulers("v_prediction", spacing)
     levels = [abar for _, abar, _ in sampling_levels(pair[0], steps)]
     levels += [abar for _, abar, _ in inversion_levels(pair[0], steps)]
-    coming = iter(levels)
+    next_levels = iter(levels)
 
     def velocity(latents, *_):
-        abar = next(coming)
+        abar = next(next_levels)
         return (constant - (1 - abar) ** 0.5 * latents) / abar**0.5
 
-    found = inversion_stability(noise, NOTHING, predict=velocity, schedulers=pair, steps=steps)
-    torch.testing.assert_close(found, torch.ones(3), atol=1e-6, rtol=0)
+    scores = inversion_stability(noise, NOTHING, predict=velocity, schedulers=pair, steps=steps)
+    torch.testing.assert_close(scores, torch.ones(3), atol=1e-6, rtol=0)
 
 
 def sampling_levels(scheduler, steps):
-    """(time step told, abar of the latents, abar after the step), noisiest first."""
+    """(time step, abar of the latents, abar after the step), noisiest first."""
     scheduler.set_timesteps(steps)
     jump = 1000 // steps
     abar = {t: float(value) for t, value in enumerate(scheduler.alphas_cumprod)}
@@ -118,26 +118,26 @@ def test_it_is_the_ddim_equations(prediction, spacing):
     condition = Conditioning(torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1))
     pair = schedulers(prediction, spacing)
     x = noise.double()
-    for t, here, there in [*sampling_levels(pair[0], 5), *inversion_levels(pair[0], 5)]:
+    for t, abar, next_abar in [*sampling_levels(pair[0], 5), *inversion_levels(pair[0], 5)]:
         output = network(x, torch.tensor(t), condition, 0.0)
         epsilon = output
         if prediction == "v_prediction":
-            epsilon = here**0.5 * output + (1 - here) ** 0.5 * x
-        clean = (x - (1 - here) ** 0.5 * epsilon) / here**0.5
-        x = there**0.5 * clean + (1 - there) ** 0.5 * epsilon
+            epsilon = abar**0.5 * output + (1 - abar) ** 0.5 * x
+        clean = (x - (1 - abar) ** 0.5 * epsilon) / abar**0.5
+        x = next_abar**0.5 * clean + (1 - next_abar) ** 0.5 * epsilon
     expected = torch.cosine_similarity(noise.double().flatten(1), x.flatten(1)).float()
     assert expected.max() < 0.999
-    found = inversion_stability(
+    scores = inversion_stability(
         noise, condition, predict=network, schedulers=pair, steps=5, guidance_scale=0.0
     )
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_both_passes_are_guided_alike():
-    seen = []
+    scales = []
 
     def predict(latents, timestep, condition, guidance_scale):
-        seen.append(guidance_scale)
+        scales.append(guidance_scale)
         return latents
 
     inversion_stability(
@@ -148,7 +148,7 @@ def test_both_passes_are_guided_alike():
         steps=4,
         guidance_scale=5.5,
     )
-    assert seen == [5.5] * 8
+    assert scales == [5.5] * 8
 
 
 def test_its_gradient_is_the_slope():
@@ -161,10 +161,12 @@ def test_its_gradient_is_the_slope():
 
     leaf = noise.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(score(leaf).sum(), leaf)
-    way = gradient / gradient.flatten(1).norm(dim=1)[:, None, None, None]
-    reach = 0.05
-    slope = (score(noise + reach * way) - score(noise - reach * way)) / (2 * reach)
-    torch.testing.assert_close(slope, (gradient * way).flatten(1).sum(1), rtol=0.02, atol=1e-5)
+    direction = gradient / gradient.flatten(1).norm(dim=1)[:, None, None, None]
+    step = 0.05
+    slope = (score(noise + step * direction) - score(noise - step * direction)) / (2 * step)
+    torch.testing.assert_close(
+        slope, (gradient * direction).flatten(1).sum(1), rtol=0.02, atol=1e-5
+    )
 
 
 def test_a_constant_target_lets_no_gradient_through_the_network():
@@ -216,11 +218,11 @@ def test_every_family_inverts(model, family, guidance_scale, request, tiny_names
                 guidance_scale=guidance_scale,
             )
 
-    found = score([0, 1, 2], 5)
-    assert found.abs().max() <= 1
-    assert len(set(found.tolist())) == 3
-    torch.testing.assert_close(score([2], 5), found[2:], atol=1e-4, rtol=0)
-    assert not torch.equal(score([0, 1, 2], 6), found)
+    scores = score([0, 1, 2], 5)
+    assert scores.abs().max() <= 1
+    assert len(set(scores.tolist())) == 3
+    torch.testing.assert_close(score([2], 5), scores[2:], atol=1e-4, rtol=0)
+    assert not torch.equal(score([0, 1, 2], 6), scores)
 
 
 def build_config(*overrides: str) -> BuildConfig:
@@ -253,7 +255,7 @@ def scorer_of(generator, *, max_rows=8, guidance_scale=1.0, predict=None) -> Sco
 
 
 def choose(generator, embeddings, *, seeds, schedule, **settings):
-    """Each choice under the next three embeddings, which are its three points."""
+    """Select noise for each row of seeds, scored under the next three embeddings as its points."""
     scorer = scorer_of(generator, predict=settings.pop("predict", None))
     return select_noise(
         seeds,
@@ -268,8 +270,8 @@ def choose(generator, embeddings, *, seeds, schedule, **settings):
 @pytest.mark.parametrize("reduce", ["mean", "min"])
 def test_the_best_is_the_argmax_of_scores_taken_one_by_one(generator, embeddings, reduce):
     seeds = [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
-    found = choose(generator, embeddings, seeds=seeds, schedule=[Rung(5, STEPS)], reduce=reduce)
-    for row, choice in enumerate(found):
+    choices = choose(generator, embeddings, seeds=seeds, schedule=[Rung(5, STEPS)], reduce=reduce)
+    for row, choice in enumerate(choices):
         alone = torch.tensor(
             [
                 [
@@ -299,11 +301,11 @@ def test_halving_scores_the_best_of_a_first_look_in_full(generator, embeddings):
     halved = choose(generator, embeddings, seeds=seeds, schedule=[first, Rung(2, STEPS)])
     short = choose(generator, embeddings, seeds=seeds, schedule=[Rung(8, 2)])
     full = choose(generator, embeddings, seeds=seeds, schedule=[Rung(8, STEPS)])
-    for half, whole, exact in zip(halved, short, full, strict=True):
-        middle = torch.tensor(whole.per_point)[:, 1]
+    for half, first_look, exact in zip(halved, short, full, strict=True):
+        middle = torch.tensor(first_look.per_point)[:, 1]
         scored = [c for c, score in enumerate(half.scores) if score is not None]
         assert scored == sorted(middle.topk(2).indices.tolist())
-        assert [c for c, each in enumerate(half.per_point) if each is not None] == scored
+        assert [c for c, values in enumerate(half.per_point) if values is not None] == scored
         for candidate in scored:
             assert half.scores[candidate] == pytest.approx(exact.scores[candidate], abs=1e-5)
             assert len(half.per_point[candidate]) == 3
@@ -333,9 +335,9 @@ def test_the_rows_are_those_that_were_counted_beforehand(
     def count(module, inputs, output):
         rows.append(len(inputs[0]))
 
-    def predict(latents, *rest):
+    def predict(latents, *inputs):
         sizes.add(len(latents))
-        return generator.predict(latents, *rest)
+        return generator.predict(latents, *inputs)
 
     scorer = scorer_of(
         generator,
@@ -353,7 +355,7 @@ def test_the_rows_are_those_that_were_counted_beforehand(
             rungs=rungs(config),
         )
     assert sum(rows) == selection_rows(config)
-    assert len(sizes) <= len(rungs(config))  # one size a rung: short batches are padded
+    assert len(sizes) <= len(rungs(config))  # one size per rung: short batches are padded
     assert max(sizes) <= production_batch(config)
 
 
@@ -422,7 +424,7 @@ def test_conditions_given_to_a_scorer_belong_to_their_own_set(generator):
 
     scorer = scorer_of(generator, max_rows=5, predict=predict)
     noise = initial_noise([1, 2, 1, 2], generator.latent_shape).view(2, 2, 4, 8, 8)
-    told = Conditioning(torch.tensor([0.1, 0.5, 0.5, 0.1]).view(4, 1, 1))
-    found = scorer(noise, told, steps=STEPS)
-    assert found.shape == (2, 2, 2)
-    torch.testing.assert_close(found[0], found[1].flip(-1))
+    conditions = Conditioning(torch.tensor([0.1, 0.5, 0.5, 0.1]).view(4, 1, 1))
+    scores = scorer(noise, conditions, steps=STEPS)
+    assert scores.shape == (2, 2, 2)
+    torch.testing.assert_close(scores[0], scores[1].flip(-1))

@@ -1,4 +1,4 @@
-"""A build whose noise is chosen: what the shards say, and that they can be made again."""
+"""A build that selects noise: what the shards record, and that they can be made again."""
 
 import os
 import shutil
@@ -67,13 +67,13 @@ def built(build) -> Root:
     return build()
 
 
-def copied(root: Root, folder: Path) -> Root:
+def copy_root(root: Root, folder: Path) -> Root:
     shutil.copytree(root.url, folder / "again")
     return Root(str(folder / "again"))
 
 
 def stability(models, plan, group, noise) -> torch.Tensor:
-    """At alpha 0, 1/2 and 1, each alone."""
+    """The stability at alpha 0, 1/2 and 1, [3]."""
     points = torch.tensor([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]])
     condition = mix(models.embeddings, group.classes, points)
     pair = ddim_pair(models.generator.denoiser.pipeline.scheduler)
@@ -90,12 +90,12 @@ def stability(models, plan, group, noise) -> torch.Tensor:
 def test_each_record_holds_the_scores_and_the_most_stable_is_chosen(built):
     plan = plan_of(built)
     models = load_models(built, plan, device="cpu")
-    chosen = Counter()
+    counts = Counter()
     for index, sample in samples(built).items():
         note, group = sample.record.noise, plan.group(index)
         seeds = [group.seed, *(hashed_seed(0, "group", group.index, c) for c in (1, 2))]
         best = int(np.argmax(note["scores"]))
-        chosen[best] += 1
+        counts[best] += 1
         noise = initial_noise([note["seed"]], models.generator.latent_shape)[0]
         assert note == note | {
             "strategy": "select",
@@ -106,11 +106,11 @@ def test_each_record_holds_the_scores_and_the_most_stable_is_chosen(built):
             "seed": seeds[best],
             "digest": noise_digest(noise),
         }
-        each = stability(models, plan, group, noise)
-        torch.testing.assert_close(torch.tensor(note["per_alpha"]), each, atol=1e-4, rtol=0)
+        per_point = stability(models, plan, group, noise)
+        torch.testing.assert_close(torch.tensor(note["per_alpha"]), per_point, atol=1e-4, rtol=0)
         assert note["stability"] == pytest.approx(np.mean(note["per_alpha"]), abs=1e-6)
         assert sample.record.seed == group.seed
-    assert len(chosen) == 3  # else the choice would be trivial
+    assert len(counts) == 3  # else the choice would be trivial
 
 
 def test_the_images_come_from_the_recorded_seed(built):
@@ -130,14 +130,14 @@ def test_the_images_come_from_the_recorded_seed(built):
 
 @pytest.mark.parametrize("overrides", [(), OPTIMISE], ids=["select", "optimise"])
 def test_what_is_made_again_is_the_same_to_the_byte(build, tmp_path, overrides):
-    """A lost shard by a worker, one of its series by a look."""
-    whole = build(*overrides)
-    again = copied(whole, tmp_path)
-    again.discard(max(whole.done()))
-    assert work(again) == 0
-    assert tars(again) == tars(whole)
-    last, stored = samples(whole).popitem()
-    assert regenerate(whole, last, device="cpu") == stored
+    """A lost shard by a worker, one of its series by `regenerate`."""
+    original = build(*overrides)
+    copy = copy_root(original, tmp_path)
+    copy.discard(max(original.done()))
+    assert work(copy) == 0
+    assert tars(copy) == tars(original)
+    last, stored = samples(original).popitem()
+    assert regenerate(original, last, device="cpu") == stored
 
 
 def test_leases_are_renewed_while_noise_is_chosen(
@@ -146,19 +146,19 @@ def test_leases_are_renewed_while_noise_is_chosen(
     monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     one = ("mixing.pairs.count=1", "shards.groups_per_shard=2", "noise.candidates=16")
     root = begun(make_config(hasty_standins, *SETTINGS, *one), tmp_path)
-    forgotten, held = [], []
+    expired, leases = [], []
 
     def heartbeat() -> None:
-        """All leases are old after each beat, unless they are renewed at the next."""
+        """Make all leases old at each heartbeat; they must be renewed before the next."""
         names, now = root.store.list("leases"), root.store.now()
-        held.append({name.split("/")[1] for name in names})
-        forgotten.append(held[-1] - {Path(name).name for name in living(root.store)})
+        leases.append({name.split("/")[1] for name in names})
+        expired.append(leases[-1] - {Path(name).name for name in living(root.store)})
         for name in names:
             os.utime(f"{root.url}/{name}", (now - 2 * TIME_TO_LIVE,) * 2)
 
     assert Worker(BuildJob(root), 0, 1, device="cpu", heartbeat=heartbeat).run() == 0
-    assert held.count({"0000000.json"}) >= 2
-    assert not any(forgotten)
+    assert leases.count({"0000000.json"}) >= 2
+    assert not any(expired)
 
 
 def test_one_candidate_is_the_random_noise(build):
@@ -184,8 +184,8 @@ def test_optimised_noise_is_what_float16_holds(build):
         assert (note["strategy"], note["seed"], note["iterations"]) == ("optimise", None, 1)
         assert note["start_stability"] == pytest.approx(max(note["scores"]), abs=1e-4)
         assert note["stability"] >= note["start_stability"]
-        each = stability(models, plan, group, noise)
-        torch.testing.assert_close(each, torch.tensor(note["per_alpha"]), atol=1e-3, rtol=0)
+        per_point = stability(models, plan, group, noise)
+        torch.testing.assert_close(per_point, torch.tensor(note["per_alpha"]), atol=1e-3, rtol=0)
 
 
 def test_a_scheduler_that_cannot_be_inverted_is_refused_while_loading(built):
@@ -197,14 +197,14 @@ def test_a_scheduler_that_cannot_be_inverted_is_refused_while_loading(built):
 
 
 def test_beats_come_while_noise_is_chosen(built):
-    plan, beats = plan_of(built), []
-    models = load_models(built, plan, device="cpu", heartbeat=lambda: beats.append(1))
+    plan, heartbeats = plan_of(built), []
+    models = load_models(built, plan, device="cpu", heartbeat=lambda: heartbeats.append(1))
     models.noise([plan.group(0)])
-    assert len(beats) == 3  # batches: 3 groups x 3 candidates x 3 alphas in at most 12 rows
+    assert len(heartbeats) == 3  # batches: 3 groups x 3 candidates x 3 alphas in at most 12 rows
 
 
 def test_a_builds_float32_is_never_tf32(make_config, hasty_standins, tmp_path, precisions):
-    shrunk = ("mixing.pairs.count=1", "mixing.groups_per_pair=1")
-    optimised = ("noise.strategy=optimise", "noise.candidates=1", "noise.iterations=1")
-    made(make_config(hasty_standins, *SETTINGS, *shrunk, *optimised), tmp_path / "mixed")
+    small = ("mixing.pairs.count=1", "mixing.groups_per_pair=1")
+    optimise = ("noise.strategy=optimise", "noise.candidates=1", "noise.iterations=1")
+    made(make_config(hasty_standins, *SETTINGS, *small, *optimise), tmp_path / "mixed")
     assert precisions == {"ieee"}
