@@ -155,7 +155,7 @@ def test_a_flipped_bit_in_a_record_that_an_index_knows(root):
     rewrite(root, record_name(1), lambda content: content.replace(b'"groups": 2', b'"groups": 9'))
     assert problems_found(root) == []
     assert problems_found(Root(root.url), full=True) == [
-        "shard 1: holds 9 groups from 2 on, the plan says else"
+        "shard 1: holds 9 groups from 2 on, the plan says otherwise"
     ]
 
 
