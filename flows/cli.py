@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from semix.data.errors import InputError
-from semix.data.files import FULL
+from semix.data.files import DISK_FULL
 from semix.data.installation import DISTRIBUTION
 from semix.data.printable import print_traceback
 from semix.flows.commands import looking, making, operating, training
@@ -113,7 +113,7 @@ def explain(error: Exception, *, goes_on: bool) -> int:
 
 def _full_disk(error: Exception) -> str:
     """The message for a full disk, with the path; empty for other errors."""
-    if not isinstance(error, OSError) or error.errno not in FULL:
+    if not isinstance(error, OSError) or error.errno not in DISK_FULL:
         return ""
     where = f" at {error.filename}" if error.filename else ""
     return f"the disk is full{where}; free some space, or choose another place"
