@@ -46,7 +46,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]  # fits int64
 Group = Annotated[int, Field(ge=0, lt=MAX_GROUPS)]
 Number = Annotated[int, Field(ge=0, lt=MAX_SHARDS)]  # of a shard
 ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
+Fraction = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
 Text = Annotated[str, Field(max_length=1000)]
 Digest = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -220,7 +220,7 @@ class Pairs(RootModel[list[tuple[ClassIndex, ClassIndex]]]):
     model_config = ConfigDict(strict=True)
 
     @model_validator(mode="after")
-    def _ascend(self) -> Self:
+    def _check_order(self) -> Self:
         if not all(first < second for first, second in self.root):
             raise ValueError("a pair does not ascend")
         if not all(one < other for one, other in pairwise(self.root)):
@@ -287,7 +287,7 @@ class ShardEntry(StoredFile):
     record_bytes: Count = 0
 
     @model_validator(mode="after")
-    def _names_are_its_own(self) -> Self:
+    def _check_names(self) -> Self:
         if self.tar != tar_name(self.shard, self.sha256):
             raise ValueError(f"tar is not {tar_name(self.shard, self.sha256)}")
         if self.features.name != features_name(self.shard, self.features.sha256):
@@ -295,7 +295,7 @@ class ShardEntry(StoredFile):
         return self
 
     @model_validator(mode="after")
-    def _left_out_are_its_own(self) -> Self:
+    def _check_left_out(self) -> Self:
         if self.left_out and len(self.group_numbers) != self.groups:
             raise ValueError(f"left_out is not of the series from {self.first} on, each once")
         return self
@@ -350,21 +350,21 @@ class EncoderAgreement(Strict):
     difference: list[float]
 
 
-def _sums_to_one(row: list[float]) -> list[float]:
+def _check_sums_to_one(row: list[float]) -> list[float]:
     if abs(sum(row) - 1) > ROUNDING:
         raise ValueError(f"sums to {sum(row):.6g}, not 1")
     return row
 
 
-def _is_a_label(label: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    _sums_to_one([probability for _, probability in label])
+def _check_label(label: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    _check_sums_to_one([probability for _, probability in label])
     if len({target for target, _ in label}) < len(label):
         raise ValueError("names a class twice")
     return label
 
 
-Mixture = Annotated[list[Share], AfterValidator(_sums_to_one)]
-Label = Annotated[list[tuple[ClassIndex, Share]], AfterValidator(_is_a_label)]
+Mixture = Annotated[list[Fraction], AfterValidator(_check_sums_to_one)]
+Label = Annotated[list[tuple[ClassIndex, Fraction]], AfterValidator(_check_label)]
 
 
 class Labels(StoredFile):
@@ -383,19 +383,19 @@ class Labels(StoredFile):
     coordinates: list[list[float]] | None = None
     agreement: EncoderAgreement | None = None
 
-    def parts(self) -> dict[str, Any]:
+    def label_fields(self) -> dict[str, Any]:
         """The fields of labels, by name."""
         names = Labels.model_fields.keys() - StoredFile.model_fields.keys()
         return {name: getattr(self, name) for name in names}
 
     @model_validator(mode="after")
-    def _one_an_image(self) -> Self:
+    def _check_counts(self) -> Self:
         count = len(self.weights)
-        has_length("labels", self.labels, count)
-        has_length("coordinates", self.coordinates, count)
+        check_length("labels", self.labels, count)
+        check_length("coordinates", self.coordinates, count)
         if self.agreement is not None:
-            has_length("agreement.weights", self.agreement.weights, count)
-            has_length("agreement.difference", self.agreement.difference, count)
+            check_length("agreement.weights", self.agreement.weights, count)
+            check_length("agreement.difference", self.agreement.difference, count)
         return self
 
 
@@ -415,20 +415,20 @@ class SeriesRecord(Labels):
     classes: list[ClassIndex] = Field(min_length=2, max_length=16)
     names: list[Text]
     seed: int = Field(ge=0, lt=2**64)
-    alphas: list[Share]
+    alphas: list[Fraction]
     mixture: list[Mixture] | None = None
     noise: FreeForm
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_fields(self) -> Self:
         count = len(self.alphas)
-        has_length("weights", self.weights, count)
-        has_length("names", self.names, len(self.classes))
+        check_length("weights", self.weights, count)
+        check_length("names", self.names, len(self.classes))
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("classes holds one twice")
-        has_length("mixture", self.mixture, count)
+        check_length("mixture", self.mixture, count)
         for row in (*(self.mixture or ()), *(self.coordinates or ())):
-            has_length("a row of mixture or coordinates", row, len(self.classes))
+            check_length("a row of mixture or coordinates", row, len(self.classes))
         return self
 
     @property
@@ -443,17 +443,17 @@ class SeriesRecord(Labels):
         return score if isinstance(score, float) else None
 
     @classmethod
-    def labelled(cls, labels: Labels, **values: Any) -> Self:
+    def from_labels(cls, labels: Labels, **values: Any) -> Self:
         """A series from labels and all other fields. Raises ValueError if they do not fit."""
-        return cls(**values, **labels.parts())
+        return cls(**values, **labels.label_fields())
 
     def with_labels(self, labels: Labels) -> Self:
         """The same series under other labels."""
         names = type(self).model_fields.keys() - Labels.model_fields.keys()
-        return self.labelled(labels, **{name: getattr(self, name) for name in names})
+        return self.from_labels(labels, **{name: getattr(self, name) for name in names})
 
 
-def has_length(name: str, values: Sequence[Any] | None, count: int) -> None:
+def check_length(name: str, values: Sequence[Any] | None, count: int) -> None:
     if values is not None and len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries, not {count}")
 
@@ -483,7 +483,7 @@ class ShardLabels(StoredFile):
     features: File | None = None
 
     @model_validator(mode="after")
-    def _names_are_its_own(self) -> Self:
+    def _check_names(self) -> Self:
         stem = r"labels/[0-9a-f]{64}/[0-9]{4}/[0-9]{7}-[0-9a-f]{8}"
         name = self.features.name if self.features else ""
         if name and not re.fullmatch(rf"{stem}\.features\.safetensors", name):

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from semix.data.errors import NOT_SHOWN, InputError, choices
 from semix.data.files import read_bytes
 from semix.data.store import Store
-from semix.data.store.places import parse_url, shown
+from semix.data.store.location import parse_url, shown
 
 KNOWN = "known here:"
 MAX_SUGGESTIONS = 3  # settings in other sections that are suggested for a misplaced key

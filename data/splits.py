@@ -79,7 +79,7 @@ class ImageSplit:
         rows = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         return self.load(rows)
 
-    def part(self, indices: np.ndarray) -> "ImageSplit":
+    def subset(self, indices: np.ndarray) -> "ImageSplit":
         """A split of the images at these indices, int64 [n]."""
         subset = _Subset(self, indices)
         return ImageSplit(self.targets[indices], subset.load, subset.content, subset.name)

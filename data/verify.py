@@ -106,7 +106,7 @@ def check_same_origin(root: Root, file: ShardInput, digest: str) -> None:
     Args:
         digest: SHA-256 of the file that exists, or is about to be written.
     """
-    counts = root.made_with(file)
+    counts = root.shards_by_input(file)
     if count := counts.total() - counts[""] - counts[digest]:
         first = next(e.shard for e in root.entries() if getattr(e, file) not in ("", digest))
         name = PROTOTYPES if file == "prototypes" else PAIRS

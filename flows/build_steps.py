@@ -139,7 +139,7 @@ def restore_prototypes(root: Root, device: str) -> None:
         InputError: they cannot be measured here, or differ from those that the shards name.
     """
     files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
-    named = [name for kind, name in files.items() if any(root.made_with(kind))]
+    named = [name for kind, name in files.items() if any(root.shards_by_input(kind))]
     if not all(map(root.store.exists, named)):
         prepare(root, device=device)
 

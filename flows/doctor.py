@@ -275,9 +275,9 @@ def check_memory(subject: DoctorInput) -> Iterator[Finding]:
 def available_memory(limit: MemoryLimit | None) -> tuple[float, str]:
     """Available bytes, and their kind: free on the machine, or left of our limit if smaller."""
     free = psutil.virtual_memory().available
-    if limit is None or limit.left >= free:
+    if limit is None or limit.remaining >= free:
         return free, "free"
-    return limit.left, f"left of the limit of {amount(limit.limit)} (cgroup)"
+    return limit.remaining, f"left of the limit of {amount(limit.limit)} (cgroup)"
 
 
 def _needed(subject: DoctorInput) -> float | None:

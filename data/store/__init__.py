@@ -11,7 +11,7 @@ from typing import BinaryIO, TypeVar
 from semix.data.errors import InputError, TooLarge
 from semix.data.machine import machine
 from semix.data.store.local import PARTIAL, LocalFiles, process_alive
-from semix.data.store.places import (
+from semix.data.store.location import (
     PROTOCOLS,
     Backend,
     FileInfo,

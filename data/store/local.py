@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 
 from semix.data.files import open_regular, read_bytes, require_regular, sync_folder
 from semix.data.machine import DIGITS, machine
-from semix.data.store.places import FileInfo, StoreLocation
+from semix.data.store.location import FileInfo, StoreLocation
 
 PARTIAL = ".partial"
 # A living process that has not written its file for so long is another one with the same number.
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class LocalFiles:
-    """Files below one folder; see `semix.data.store.places.Backend`.
+    """Files below one folder; see `semix.data.store.location.Backend`.
 
     The folder itself may be a link. Links to folders below it are not followed: they are not
     listed, and nothing behind one is read, written or deleted. Links to files are followed.

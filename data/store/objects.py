@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from semix.data.errors import InputError, TooLarge
 from semix.data.installation import install_command
 from semix.data.store.local import PARTIAL, abandoned, staged
-from semix.data.store.places import FileInfo, StoreLocation
+from semix.data.store.location import FileInfo, StoreLocation
 from semix.data.store.services import Info, InMemoryService, RetryPolicy, Service, Upload, retrying
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ LONGEST_RANGE = 1 << 23
 
 
 class ObjectStore:
-    """Objects below bucket/prefix; see `semix.data.store.places.Backend`.
+    """Objects below bucket/prefix; see `semix.data.store.location.Backend`.
 
     fsspec's own `open(..., "wb")` publishes what was written so far when the block raises, so
     whole objects are put, and read in ranges.

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from semix.data.store.places import FileInfo
+from semix.data.store.location import FileInfo
 
 T = TypeVar("T")
 Info = Mapping[str, Any]  # a service's own description of an object or of an upload
