@@ -16,7 +16,7 @@ from semix.data.files import write_atomically
 from semix.data.fingerprint import file_digest, fingerprint
 
 DIGITS = 12  # of the digest at the end of `machine()`
-COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch reads it when it first compiles
+COMPILE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch reads it when it first compiles
 DIGEST = re.compile("[0-9a-f]{64}")
 SETTLED_NS = 2_000_000_000  # a younger file may be written again within one tick of its time
 CGROUPS = Path("/sys/fs/cgroup")
@@ -159,7 +159,7 @@ def compiled_folder() -> Path:
     """Folder of the programs that torch compiles: that of its variable, else one in the cache."""
     # One per machine: machines may share a home, and code for one processor may crash another.
     default = cache_folder() / f"inductor-{socket.gethostname()}"
-    return Path(os.environ.get(COMPILE_CACHE) or default)
+    return Path(os.environ.get(COMPILE_VARIABLE) or default)
 
 
 def keep_compiled_to_ourselves() -> None:
@@ -170,16 +170,16 @@ def keep_compiled_to_ourselves() -> None:
     Raises:
         InputError: that folder cannot be made, or other users can write in it.
     """
-    if os.environ.get(COMPILE_CACHE):
+    if os.environ.get(COMPILE_VARIABLE):
         return
-    folder, remedy = compiled_folder(), f"set {COMPILE_CACHE} to a folder of yours"
+    folder, remedy = compiled_folder(), f"set {COMPILE_VARIABLE} to a folder of yours"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
         raise InputError(
-            COMPILE_CACHE, folder, f"cannot be made ({error.strerror}); {remedy}"
+            COMPILE_VARIABLE, folder, f"cannot be made ({error.strerror}); {remedy}"
         ) from None
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise InputError(COMPILE_CACHE, folder, f"other users can write there; {remedy}")
-    os.environ[COMPILE_CACHE] = str(folder.absolute())
+        raise InputError(COMPILE_VARIABLE, folder, f"other users can write there; {remedy}")
+    os.environ[COMPILE_VARIABLE] = str(folder.absolute())

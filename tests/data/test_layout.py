@@ -109,7 +109,7 @@ def test_nonsense_is_refused(text):
 
 @pytest.mark.parametrize("text", ["0-10000000", "5,99999999999", "0-9999999999999999"])
 def test_more_shards_than_any_root_has_are_refused(text):
-    with pytest.raises(InputError, match="names too many shards, or too large numbers; at most 10,000,000"):
+    with pytest.raises(InputError, match=r"names too many shards, or .*; at most 10,000,000"):
         parse_ranges(text)
 
 
