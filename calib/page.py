@@ -37,7 +37,7 @@ from semix.calib.tables import (
 from semix.data.contact_sheet import spread_over_sets
 from semix.data.dataset import MixedDataset
 from semix.data.files import read_json, write_atomically
-from semix.data.lineage import Lineage, in_words
+from semix.data.lineage import Lineage, describe_source
 from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
 
@@ -451,7 +451,7 @@ def _lineage(run: Path) -> str:
     if not (run / LINEAGE).is_file():
         return ""
     lineage: Lineage = read_json(run / LINEAGE)
-    return f"{len(lineage['shards']):,} shards; {in_words(lineage)}"
+    return f"{len(lineage['shards']):,} shards; {describe_source(lineage)}"
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""Contact sheets: series of a root, read by their numbers and drawn."""
+"""Contact sheets: pictures of some series of a root, which are read by their numbers."""
 
 import math
 import unicodedata
@@ -24,42 +24,42 @@ NAME_WIDTH = 92
 NAME_SIZES = (14, 10)  # the smaller one if a name would be higher than its images
 SMALL = ImageFont.load_default(10)
 TEXT = 30  # pixels below an image: alpha and weight, then the bar of the soft label
-PAPER = "#ffffff"  # background, because viewers show a picture on any colour
+PAPER = "#ffffff"  # background, because a viewer may show the picture on any colour
 
-HARD = 0.05  # of `entropy_share`: labels below it are nearly hard
+HARD = 0.05  # an `entropy_share` below it means nearly hard labels
 
 
 def some_of_all_pairs(root: Root, count: int = 10) -> list[int]:
-    """Committed group numbers of as many sets of classes as possible, chosen without the images."""
+    """Group numbers of up to `count` committed series, of as many class sets as possible."""
     shards = list(root.entries())
     if not shards:
         raise InputError("url", root.url, "holds no finished series yet; run `semix resume`")
     groups = np.concatenate([np.asarray(entry.group_numbers) for entry in shards])
-    return sorted(groups[spread_over_sets(groups % _sets(root), count)].tolist())
+    return sorted(groups[spread_over_sets(groups % _num_class_sets(root), count)].tolist())
 
 
 def spread_over_sets(sets: np.ndarray, count: int) -> list[int]:
-    """Positions of up to `count` series: distinct sets of classes first, evenly among them.
+    """Positions of up to `count` series, spread evenly over as many class sets as possible.
 
     Args:
-        sets: int [G], which classes each series mixes.
+        sets: int [G], number of the set of classes that each series mixes.
     """
     order = np.argsort(sets, kind="stable")
     _, starts, sizes = np.unique(sets[order], return_index=True, return_counts=True)
     if len(starts) >= count:
-        # Later series of the later sets, so that they come from all parts of a dataset.
+        # Later series from later sets, so that they come from the whole of a dataset.
         return [
-            int(order[starts[at] + turn * sizes[at] // count])
-            for turn in range(count)
-            for at in [(2 * turn + 1) * len(starts) // (2 * count)]
+            int(order[starts[class_set] + number * sizes[class_set] // count])
+            for number in range(count)
+            for class_set in [(2 * number + 1) * len(starts) // (2 * count)]
         ]
-    before = np.arange(len(sets)) - np.repeat(starts, sizes)  # earlier series of the same set
-    positions: list[int] = order[np.lexsort((order, before))][:count].tolist()
+    num_earlier = np.arange(len(sets)) - np.repeat(starts, sizes)  # series of the same set
+    positions: list[int] = order[np.lexsort((order, num_earlier))][:count].tolist()
     return positions
 
 
 def shard_of(root: Root, group: int) -> int:
-    """The shard that a group belongs to, even if it is not made yet. Raises InputError."""
+    """The shard of a group, which need not be made yet. Raises InputError: no such group."""
     last = root.plan.num_groups - 1
     if not 0 <= group <= last:
         raise InputError("group", group, f"{root.url} has groups 0 to {last}")
@@ -92,39 +92,39 @@ def read_series(root: Root, groups: Sequence[int]) -> list[GroupSample]:
 
 
 def entropy_share(samples: Sequence[GroupSample]) -> float:
-    """Mean entropy of the labels, as a share of the entropy of uniform labels of their series."""
-    shares = [
+    """Mean of the labels' entropy, divided by that of uniform labels over the series' classes."""
+    ratios = [
         -sum(p * math.log(p) for _, p in label if p > 0) / math.log(len(sample.record.classes))
         for sample in samples
         for label in sample.record.labels
     ]
-    return sum(shares) / len(shares)
+    return sum(ratios) / len(ratios)
 
 
 def contact_sheet(samples: Sequence[GroupSample]) -> Image.Image:
-    """Draw one row per series: its number, alpha growing to the right, a class name at each end.
+    """Draw one row per series: its number, and its images by ascending alpha between class names.
 
     Below each image are alpha and raw CLIP weight; a bar in two colours shows the soft label.
     """
     columns = max(len(sample.images) for sample in samples)
     width = 2 * NAME_WIDTH + columns * (CELL + GAP) + GAP
     names = [(Name.of(s.record.names[:1]), Name.of(s.record.names[1:])) for s in samples]
-    heights = [max(CELL, *(name.height for name in both)) for both in names]
+    heights = [max(CELL, *(name.height for name in pair)) for pair in names]
     total = sum(height + TEXT + 2 * GAP for height in heights) + GAP
     sheet, top = Image.new("RGB", (width, total), PAPER), GAP
-    for sample, both, height in zip(samples, names, heights, strict=True):
-        _draw_series(sheet, sample, *both, top=top, height=height)
+    for sample, pair, height in zip(samples, names, heights, strict=True):
+        _draw_series(sheet, sample, *pair, top=top, height=height)
         top += height + TEXT + 2 * GAP
     return sheet
 
 
 def _draw_series(
-    sheet: Image.Image, sample: GroupSample, first: "Name", others: "Name", *, top: int, height: int
+    sheet: Image.Image, sample: GroupSample, first: "Name", second: "Name", *, top: int, height: int
 ) -> None:
     draw, record = ImageDraw.Draw(sheet), sample.record
     middle = top + height // 2
     order = sorted(range(len(sample.images)), key=lambda position: record.alphas[position])
-    others.draw(draw, (NAME_WIDTH - GAP, middle), LIGHT.second, to_the_left=True)
+    second.draw(draw, (NAME_WIDTH - GAP, middle), LIGHT.second, to_the_left=True)
     number = (NAME_WIDTH - GAP, top + height + 3)
     draw.text(number, f"series {record.group}", LIGHT.muted, SMALL, anchor="rt")
     for column, position in enumerate(order):
@@ -140,15 +140,15 @@ def _draw_image(
     sheet.paste(image.resize((CELL, CELL), Image.Resampling.BICUBIC), corner)
     text = f"{record.alphas[position]:.2f}  {record.weights[position]:.2f}"
     draw.text((left + CELL // 2, top + CELL + 3), text, LIGHT.ink, SMALL, anchor="mt")
-    share = dict(record.labels[position])[record.classes[0]]
-    split = left + CELL - round(CELL * share)
+    probability = dict(record.labels[position])[record.classes[0]]
+    split = left + CELL - round(CELL * probability)
     bar = top + CELL + 18
     draw.rectangle((left, bar, left + CELL - 1, bar + 5), LIGHT.second)
     if split < left + CELL:
         draw.rectangle((split, bar, left + CELL - 1, bar + 5), LIGHT.first)
 
 
-# Class names: users' text, in any script
+# Names of classes are users' text, in any script.
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,14 @@ class Name:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "Name":
-        """Wrap the names, each from a new line on, in the largest size not higher than CELL."""
-        shown = [_legible(name) for name in names]
+        """Wrap the names, each on a new line, in the largest font size that fits CELL."""
+        legible_names = [_legible(name) for name in names]
         for size in NAME_SIZES:
-            fitted = cls(tuple(chain.from_iterable(_wrapped(name, size) for name in shown)), size)
-            if fitted.height <= CELL:
+            lines = chain.from_iterable(_wrapped(name, size) for name in legible_names)
+            wrapped = cls(tuple(lines), size)
+            if wrapped.height <= CELL:
                 break
-        return fitted
+        return wrapped
 
     @property
     def line_height(self) -> int:
@@ -188,35 +189,36 @@ class Name:
         x, y = corner[0], corner[1] - self.height // 2 + self.size
         for number, line in enumerate(self.lines):
             left = x - _width(line, self.size) if to_the_left else float(x)
-            for font, run in _runs(line, self.size):
+            for font, run in _font_runs(line, self.size):
                 draw.text((left, y + number * self.line_height), run, colour, font, anchor="ls")
                 left += font.getlength(run)
 
 
 def _legible(name: str) -> str:
-    """The name, with the code point, `<U+1F600>`, for each letter that no font here has."""
+    """The name, with the code point, as `<U+1F600>`, of each letter that no font here has."""
     text = printable(unicodedata.normalize("NFC", " ".join(name.split())))
     return "".join(c if _font_file(c) else f"<U+{ord(c):04X}>" for c in text)
 
 
 def _wrapped(text: str, size: int) -> Iterator[str]:
     """Lines of at most NAME_WIDTH, broken after a space, a hyphen or `_` where possible."""
-    room = NAME_WIDTH - 2 * GAP
-    while _width(text, size) > room:
-        lengths = range(1, min(len(text), room) + 1)  # hardly a letter is narrower than a pixel
-        fits = max(1, sum(_width(text[:n], size) <= room for n in lengths))
-        gap = max(text.rfind(mark, 0, fits) for mark in " -_") + 1
-        yield text[: gap or fits].rstrip()
-        text = text[gap or fits :]
+    max_width = NAME_WIDTH - 2 * GAP
+    while _width(text, size) > max_width:
+        # Hardly a letter is narrower than a pixel.
+        lengths = range(1, min(len(text), max_width) + 1)
+        fits = max(1, sum(_width(text[:n], size) <= max_width for n in lengths))
+        end = max(text.rfind(mark, 0, fits) for mark in " -_") + 1
+        yield text[: end or fits].rstrip()
+        text = text[end or fits :]
     yield text
 
 
 def _width(text: str, size: int) -> float:
-    return sum(font.getlength(run) for font, run in _runs(text, size))
+    return sum(font.getlength(run) for font, run in _font_runs(text, size))
 
 
-def _runs(text: str, size: int) -> Iterator[tuple[ImageFont.FreeTypeFont, str]]:
-    """Split the text into runs of one font each; every letter has a font."""
+def _font_runs(text: str, size: int) -> Iterator[tuple[ImageFont.FreeTypeFont, str]]:
+    """Split the text into runs of one font; every letter must have a font."""
     for file, letters in groupby(text, key=_font_file):
         assert file is not None
         yield _font(file, size), "".join(letters)
@@ -230,14 +232,14 @@ def _font(file: str, size: int) -> ImageFont.FreeTypeFont:
 @cache
 def _font_file(letter: str) -> str | None:
     """The first font with this letter: matplotlib's DejaVu Sans, else one of this machine."""
-    return next((file for file in _font_files() if _has(file, letter)), None)
+    return next((file for file in _font_files() if _draws_letter(file, letter)), None)
 
 
 @cache
 def _font_files() -> list[str]:
-    """DejaVu Sans, which is always there; then the machine's fonts, upright and regular first.
+    """DejaVu Sans, which matplotlib installs, then the fonts of this machine, regular ones first.
 
-    The other fonts of matplotlib are for formulas, and one has a box for every letter.
+    Other fonts of matplotlib are left out: they are for formulas, or have a box for every letter.
     """
     import matplotlib.font_manager  # takes a second; most commands draw nothing
 
@@ -250,12 +252,12 @@ def _font_files() -> list[str]:
     return [str(shipped / "fonts" / "ttf" / "DejaVuSans.ttf"), *(file for *_, file in fonts)]
 
 
-def _has(file: str, letter: str) -> bool:
-    """Whether a font draws this letter, or has it as a space."""
+def _draws_letter(file: str, letter: str) -> bool:
+    """Whether a font draws this letter, or has it as white space."""
     letters = _letters(file)
     if ord(letter) not in letters:
         return False
-    with suppress(OSError):  # a font of bitmaps that lacks this size
+    with suppress(OSError):  # a bitmap font without this size
         return letter.isspace() or _font(file, NAME_SIZES[0]).getmask(letter).getbbox() is not None
     return False
 
@@ -269,7 +271,7 @@ def _letters(file: str) -> frozenset[int]:
     return frozenset()
 
 
-def _sets(root: Root) -> int:
-    """Number of sets of classes: after so many groups a plan repeats them from the first."""
-    turns = root.plan.config["mixing"]["groups_per_pair"]
-    return max(1, root.layout.segments[0].groups // turns)
+def _num_class_sets(root: Root) -> int:
+    """Number of sets of classes, such as pairs; the groups of a plan go through them in turn."""
+    groups_per_pair = root.plan.config["mixing"]["groups_per_pair"]
+    return max(1, root.layout.segments[0].groups // groups_per_pair)

@@ -1,4 +1,4 @@
-"""MixedDataset: the committed series of one pinned index, as training samples and CSM's draws."""
+"""MixedDataset: the committed series of one pinned index, for a DataLoader and for CSM's draws."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -30,34 +30,34 @@ Sample = dict[str, Any]
 
 
 class MixedDataset(Dataset[Sample]):
-    """All groups of one pinned index: G groups of A images, K classes.
+    """All series of one pinned index: G series of A images, K classes.
 
     The index decides what is read, also when more shards are committed meanwhile. Images are
-    decoded once into memory where they fit, else read from the shards on access: in place from a
-    local root, through copies in a cache folder from a remote one.
+    decoded once into memory if they fit, else read from the shards on access: directly from a
+    local root, through copies in a cache folder from a remote root.
 
-    A sample of torch's DataLoader is a group; `by_image()` has one sample per image. `draw` gives
-    the mixed images that CSM draws for each real image.
+    A sample for torch's DataLoader is a series; `by_image()` has one sample per image. `draw`
+    returns the mixed images that CSM draws for each real image.
 
     Attributes:
-        images: uint8 [G, A, H, W, 3], a tensor, or `StoredImages`, which is indexed by
-            `[group, position]`; `in_memory` tells.
-        alphas, weights: float32 [G, A], of the first class in the conditioning and in CLIP's
-            projection; classes: int64 [G, k], the classes of each group, two but in a simplex;
-            mixtures: float32 [G, A, k], the conditioning weights of all of them.
+        images: uint8 [G, A, H, W, 3]: a tensor if `in_memory`, else `StoredImages`, which is
+            indexed by `[series, position]`.
+        alphas, weights: float32 [G, A], weights of the first class in the conditioning and by
+            CLIP; classes: int64 [G, k], the classes of each series, two except in a simplex;
+            mixtures: float32 [G, A, k], the conditioning weights of these classes.
         soft_labels: the labels, sparse.
-        groups: the record of each group without its labels; numbers: int64 [G], their
+        groups: the record of each series without its labels; numbers: int64 [G], their
             group numbers, which stay the same while a root grows.
-        shard_sizes: number of groups that are read from each shard, in the order of the index.
+        shard_sizes: number of series that are read from each shard, in the order of the index.
         digest: of the index; series_digest: of the index and the series that the exclusion keeps;
             label_digest: of the label set in use, or None.
 
     Args:
         index: name of the index to pin; the newest one by default.
         scale: sharpen the raw weights with it; None takes the labels as stored.
-        rule: "mixing_ratio" takes the conditioning weights as labels, in place of stored ones.
+        rule: "mixing_ratio" takes the conditioning weights as labels, instead of stored ones.
         labels: digest of a label set, or its beginning; None takes the labels in the shards.
-        exclude: rules for groups to leave out.
+        exclude: rules for series to leave out.
         side: scale images to this many pixels when they are decoded; None leaves them as stored.
         memory_limit: bytes of decoded images that may be kept in memory.
         cache: where copies of remote shards are kept; `cache_folder()/shards` by default.
@@ -65,9 +65,9 @@ class MixedDataset(Dataset[Sample]):
         threads: threads that decode; by default one per core, at most 16.
     Raises:
         InputError: no index yet, an index or label set that does not exist or lacks a shard,
-            rules that leave nothing, a scale or label set beside another rule, a scale for labels
+            rules that leave no series, a scale or label set with "mixing_ratio", a scale for labels
             of more than two classes, or a side for images that are not square.
-        ValueError: a shard is not what its index says; the text names it.
+        ValueError: a shard is not what its index says; the message names it.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class MixedDataset(Dataset[Sample]):
         self.index_name, self.digest = source.index, source.digest
         self.label_digest = source.label_set.digest if source.label_set else None
         self.exclude = exclude
-        copies = None if source.store.local else ShardCache(cache, limit=cache_limit)
-        files = ShardFiles(source.store, source.shards, cache=copies)
+        shard_cache = None if source.store.local else ShardCache(cache, limit=cache_limit)
+        files = ShardFiles(source.store, source.shards, cache=shard_cache)
         threads = threads or min(cores(), MAX_THREADS)
-        loaded = _read_groups(source, files, exclude or Exclusion(), threads=threads)
-        self._keep(loaded)
+        loaded = _load_series(source, files, exclude or Exclusion(), threads=threads)
+        self._set_attributes(loaded)
         self.soft_labels = loaded.labels
         if scale is not None:
             self.soft_labels = sharpened(
@@ -104,15 +104,17 @@ class MixedDataset(Dataset[Sample]):
             )
         if rule == "mixing_ratio":
             self.soft_labels = by_ratio(self.mixtures, self.classes, num_classes=self.num_classes)
-        self._of_class = ClassIndex(self.classes, self.num_classes)
+        self._class_index = ClassIndex(self.classes, self.num_classes)
         numbers = self.numbers.numpy()
-        stored = open_images(
-            files, loaded.shards, loaded.places, numbers=numbers, side=side, threads=threads
+        stored_images = open_images(
+            files, loaded.shards, loaded.spans, numbers=numbers, side=side, threads=threads
         )
-        self.in_memory = stored.nbytes <= memory_limit
-        self.images: Tensor | StoredImages = stored.in_memory() if self.in_memory else stored
+        self.in_memory = stored_images.nbytes <= memory_limit
+        self.images: Tensor | StoredImages = (
+            stored_images.in_memory() if self.in_memory else stored_images
+        )
 
-    def _keep(self, loaded: "_Groups") -> None:
+    def _set_attributes(self, loaded: "_LoadedSeries") -> None:
         self.groups = loaded.records
         self.alphas = torch.tensor([g.alphas for g in self.groups], dtype=torch.float32)
         self.weights = torch.tensor([g.weights for g in self.groups], dtype=torch.float32)
@@ -128,8 +130,9 @@ class MixedDataset(Dataset[Sample]):
 
     @property
     def labels(self) -> Tensor:
-        """Dense soft labels, float32 [G, A, K]; each call allocates them, so prefer `soft_labels`
-        for single images where there are many classes.
+        """Dense soft labels, float32 [G, A, K], newly allocated at each access.
+
+        With many classes, `soft_labels` takes less memory.
         """
         groups, positions = torch.meshgrid(
             torch.arange(len(self)), torch.arange(self.alphas.shape[1]), indexing="ij"
@@ -137,7 +140,7 @@ class MixedDataset(Dataset[Sample]):
         return self.soft_labels.dense(groups, positions)
 
     def __len__(self) -> int:
-        """The number of groups."""
+        """The number of series."""
         return len(self.groups)
 
     def __getitem__(self, group: int) -> Sample:
@@ -145,7 +148,7 @@ class MixedDataset(Dataset[Sample]):
         return self.__getitems__([group])[0]
 
     def __getitems__(self, groups: Sequence[int]) -> list[Sample]:
-        """What a DataLoader asks for: the samples of a batch, read at once."""
+        """The samples of a batch, read at once; DataLoader calls this method."""
         images, labels = self.read(
             torch.tensor(groups)[:, None], torch.arange(self.alphas.shape[1])
         )
@@ -172,13 +175,13 @@ class MixedDataset(Dataset[Sample]):
         class_matched: bool = True,
         count: int = 2,
     ) -> tuple[Tensor, Tensor]:
-        """An end point and interior images of one random group for each real image.
+        """Draw an end point and interior images of one random series for each real image.
 
         Args:
             targets: classes of the real images, int64 [B].
             rng: the only source of randomness; with
                 `semix.data.fingerprint.generator_for(seed, step)` the draw depends on the step.
-            count: images n of each group.
+            count: images n of each series.
         Returns:
             images uint8 [B, n, H, W, 3] and soft labels float32 [B, n, K].
         """
@@ -202,20 +205,20 @@ class MixedDataset(Dataset[Sample]):
         class_matched: bool = True,
         count: int = 2,
     ) -> tuple[Tensor, Tensor]:
-        """Choose what `draw` reads, without reading an image.
+        """Choose the images that `draw` reads, without reading them.
 
-        As in CSM's loader: a group that contains the class of the real image; of its images,
-        ordered by the label of that class, the most certain one and a random one between the
-        ends. Without `class_matched` any group, and a random one of its classes.
+        As in CSM's loader: a random series that contains the class of the real image; of its
+        images, ordered by the label of that class, the most certain image and a random one
+        between the ends. Without `class_matched`: any series, and a random one of its classes.
 
         Args:
             targets: classes of the real images, int64 [B].
-            count: images n of each group, as `end_and_inner` takes them.
+            count: images n of each series, as in `end_and_inner`.
         Returns:
             group int64 [B, 1] and position int64 [B, n].
         """
         if class_matched:
-            group, target = self._groups_for(targets, rng), targets
+            group, target = self._draw_groups(targets, rng), targets
         else:
             group = torch.randint(len(self), targets.shape, generator=rng)
             side = torch.randint(self.classes.shape[1], group.shape, generator=rng)
@@ -223,8 +226,8 @@ class MixedDataset(Dataset[Sample]):
         return group[:, None], end_and_inner(self.soft_labels, group, target, rng=rng, count=count)
 
     def check_groups_exist(self, targets: Tensor) -> None:
-        """Raises InputError if there is no group to draw for one of these classes, int64 [B]."""
-        missing = self._of_class.missing(targets)
+        """Raises InputError if there is no series to draw for one of these classes, int64 [B]."""
+        missing = self._class_index.missing(targets)
         if missing is None:
             return
         problem = f"has no group of class {self.class_names[missing]!r}"
@@ -234,16 +237,16 @@ class MixedDataset(Dataset[Sample]):
         remedy = f"{problem}; make some, or set mixed.class_matched to false"
         raise InputError("url", self.url, remedy)
 
-    def _groups_for(self, targets: Tensor, rng: torch.Generator) -> Tensor:
+    def _draw_groups(self, targets: Tensor, rng: torch.Generator) -> Tensor:
         self.check_groups_exist(targets)
-        return self._of_class.draw(targets, rng)
+        return self._class_index.draw(targets, rng)
 
 
 class MixedImages(Dataset[Sample]):
-    """The N = G A images of a MixedDataset; image n is the one at n % A of group n // A."""
+    """The N = G A images of a MixedDataset; image n is at position n % A of series n // A."""
 
     def __init__(self, mixed: MixedDataset) -> None:
-        # Only what samples need, because spawned workers get a copy of it.
+        # Only the attributes that samples need, because spawned workers get a copy of them.
         self.images, self.soft_labels, self.numbers = mixed.images, mixed.soft_labels, mixed.numbers
         self.alphas, self.weights = mixed.alphas, mixed.weights
 
@@ -268,7 +271,7 @@ class MixedImages(Dataset[Sample]):
         }
 
     def __getitems__(self, images: Sequence[int]) -> list[Sample]:
-        """What a DataLoader asks for: the samples of a batch, read at once."""
+        """The samples of a batch, read at once; DataLoader calls this method."""
         batch = self[images]
         # Python numbers are collated much faster than tensors of one number.
         columns = (v.tolist() if v.ndim == 1 else v.unbind() for v in batch.values())
@@ -276,33 +279,35 @@ class MixedImages(Dataset[Sample]):
 
 
 @dataclass(frozen=True)
-class _Groups:
-    """All groups that are read, in the order of the index.
+class _LoadedSeries:
+    """All series that are read, in the order of the index.
 
     Attributes:
-        records: one per group, without the labels, which are in `labels`.
-        shards: int64 [G], position in the index; places: int64 [G, A, 2], offset and size.
+        records: one per series, without the labels, which are in `labels`.
+        shards: int64 [G], index of the shard in the pinned index; spans: int64 [G, A, 2], offset
+            and size of each image in its tar.
     """
 
     records: list[SeriesRecord]
     shards: np.ndarray
-    places: np.ndarray
+    spans: np.ndarray
     labels: SoftLabels
 
 
-def _read_groups(
+def _load_series(
     source: PinnedRoot, files: ShardFiles, exclude: Exclusion, *, threads: int
-) -> _Groups:
-    """Everything but the images of the series in an index that the exclusion keeps."""
-    chosen = SeriesFilter(exclude, source)
+) -> _LoadedSeries:
+    """Read all series of an index that the exclusion keeps, without their images."""
+    series_filter = SeriesFilter(exclude, source)
     records: list[SeriesRecord] = []
     shards: list[np.ndarray] = []
-    places: list[np.ndarray] = []
+    spans: list[np.ndarray] = []
     labels: list[tuple[np.ndarray, np.ndarray]] = []
-    every = range(len(source.shards))
-    with closing(mapped(files.contents, every, threads=threads)) as read:
-        for at, contents, set_labels in zip(every, read, source.labels(source.shards), strict=True):
-            shard, series = source.shards[at], contents.records
+    indices = range(len(source.shards))
+    with closing(mapped(files.contents, indices, threads=threads)) as all_contents:
+        all_labels = source.labels(source.shards)
+        for index, contents, set_labels in zip(indices, all_contents, all_labels, strict=True):
+            shard, series = source.shards[index], contents.records
             try:
                 if set_labels is not None:
                     series = [source.relabelled(record, set_labels) for record in series]
@@ -310,14 +315,14 @@ def _read_groups(
                 _check_series([*records[:1], *series], contents, classes, source=source)
             except ValueError as error:
                 raise ValueError(f"{shard.tar}: {error}; run `semix verify`") from None
-            keep = np.flatnonzero(chosen.keep(shard, series))
-            records += [series[row].model_copy(update={"labels": []}) for row in keep]
-            shards.append(np.full(len(keep), at))
-            places.append(contents.places[keep])
-            labels.append((probabilities[keep], classes[keep]))
-    chosen.conclude()
+            rows = np.flatnonzero(series_filter.keep(shard, series))
+            records += [series[row].model_copy(update={"labels": []}) for row in rows]
+            shards.append(np.full(len(rows), index))
+            spans.append(contents.spans[rows])
+            labels.append((probabilities[rows], classes[rows]))
+    series_filter.conclude()
     soft_labels = joined(labels, num_classes=len(source.class_names))
-    return _Groups(records, np.concatenate(shards), np.concatenate(places), soft_labels)
+    return _LoadedSeries(records, np.concatenate(shards), np.concatenate(spans), soft_labels)
 
 
 def _check_series(
@@ -329,8 +334,8 @@ def _check_series(
 ) -> None:
     """Raises ValueError unless the series agree with the plan and with each other."""
     images, names = source.root.plan.images_per_group, len(source.class_names)
-    if contents.places.shape[1] != images:
-        raise ValueError(f"{contents.places.shape[1]} images per group, the plan has {images}")
+    if contents.spans.shape[1] != images:
+        raise ValueError(f"{contents.spans.shape[1]} images per group, the plan has {images}")
     largest = max(int(classes.max()), *(max(record.classes) for record in records))
     if largest >= names:
         raise ValueError(f"a label names class {largest}, the plan has {names}")
@@ -340,62 +345,63 @@ def _check_series(
 
 
 class ClassIndex:
-    """Which groups contain each class, as one list with a segment per class.
+    """Which series contain each class, as one list with a segment per class.
 
     Args:
-        classes: the distinct classes of each group, int64 [G, k].
+        classes: the distinct classes of each series, int64 [G, k].
     """
 
     def __init__(self, classes: Tensor, num_classes: int) -> None:
-        of_entry = classes.flatten()
-        # Stable, so that groups ascend within a class.
-        self.groups = of_entry.argsort(stable=True) // classes.shape[1]
-        self.counts = torch.bincount(of_entry, minlength=num_classes)
+        entry_classes = classes.flatten()
+        # Stable, so that series ascend within a class.
+        self.groups = entry_classes.argsort(stable=True) // classes.shape[1]
+        self.counts = torch.bincount(entry_classes, minlength=num_classes)
         self.starts = self.counts.cumsum(0) - self.counts
 
     def missing(self, targets: Tensor) -> int | None:
-        """A class among the targets, int64 [B], that no group contains; None if there is none."""
+        """A class among the targets, int64 [B], that no series contains; None if there is none."""
         present = self.counts[targets] > 0
         return None if bool(present.all()) else int(targets[~present][0])
 
     def draw(self, targets: Tensor, rng: torch.Generator) -> Tensor:
-        """For each target a random group that contains it, all with equal probability.
+        """Draw, for each target, one of the series that contain it, with equal probabilities.
 
         Args:
             targets: classes that are not missing, int64 [B].
         Returns:
-            groups, int64 [B].
+            indices of series, int64 [B].
         """
-        share = torch.rand(len(targets), generator=rng, dtype=torch.float64)
-        chosen = (share * self.counts[targets]).long()
-        return self.groups[self.starts[targets] + chosen]
+        fraction = torch.rand(len(targets), generator=rng, dtype=torch.float64)
+        offset = (fraction * self.counts[targets]).long()
+        return self.groups[self.starts[targets] + offset]
 
 
 def end_and_inner(
     labels: SoftLabels, groups: Tensor, targets: Tensor, *, rng: torch.Generator, count: int = 2
 ) -> Tensor:
-    """The image of each group that is most certainly of a class, and random inner ones.
+    """Positions of the image that is most certainly of a class, and of random inner images.
 
-    The images are ordered by the label of that class; inner ones lie between the two ends.
+    The images of each series are ordered by the label of that class; inner images lie between the
+    first and the last.
 
     Args:
-        groups, targets: int64 [B].
-        count: images per group: the end and `count - 1` inner ones, which are distinct if the
+        groups, targets: indices of series and classes, int64 [B].
+        count: images per series: the end and `count - 1` inner images, which are distinct if the
             series has as many. A single image is the end or an inner one, with equal probability.
     Returns:
         positions, int64 [B, count].
     """
     order = labels.of_class(groups, targets).argsort(dim=1, descending=True)  # [B, A]
-    # A series of two images has no interior; its far end stands in for it.
+    # A series of two images has no interior; its other end is used instead.
     end, inner = order[:, :1], order[:, 1:-1] if order.shape[1] > 2 else order[:, 1:]
-    both = torch.cat([end, _some(inner, max(count - 1, 1), rng)], dim=1)
+    positions = torch.cat([end, _random_positions(inner, max(count - 1, 1), rng)], dim=1)
     if count > 1:
-        return both
-    return both.gather(1, torch.randint(2, (len(groups), 1), generator=rng))
+        return positions
+    return positions.gather(1, torch.randint(2, (len(groups), 1), generator=rng))
 
 
-def _some(positions: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """Random positions of each row; none repeats before all of its row are used."""
+def _random_positions(positions: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """`count` random positions from each row; none repeats before all of the row are used."""
     rows, length = positions.shape
     if count == 1:
         return positions.gather(1, torch.randint(length, (rows, 1), generator=rng))

@@ -1,7 +1,7 @@
-"""Devices: which one `auto` is, which precisions it has, and whether a GPU works.
+"""Devices: which one `auto` selects, which precisions it has, and whether a GPU works.
 
 `python -m semix.data.device` tests a GPU: its exit status is BROKEN if that fails, and its last
-line says why; SIGALRM ends it if there is no answer.
+line says why; SIGALRM ends it if the GPU does not respond.
 """
 
 import signal
@@ -14,7 +14,7 @@ import torch
 from semix.data.errors import InputError
 from semix.data.printable import print_line
 
-SIDE = 64  # of the matrices
+SIDE = 64  # of the square matrices in the test
 ANSWER_S = 180  # timeout; the first process that uses a GPU initialises all of them
 BROKEN = 3
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -67,7 +67,7 @@ def float32_precision(precision: str) -> Iterator[None]:
 
 
 def multiply(device: str, dtype: str = "float32") -> None:
-    """Multiply matrices on a device. Raises RuntimeError: that fails, or the product is wrong."""
+    """Multiply matrices on a device. Raises RuntimeError if it fails or the product is wrong."""
     ones = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
     if float((ones @ ones).float().mean()) != SIDE:
         raise RuntimeError("a product of matrices is wrong")
@@ -77,9 +77,9 @@ def main() -> int:
     signal.alarm(ANSWER_S)  # torch is imported: from here on only the GPU can hang
     try:
         multiply("cuda")
-    except torch.OutOfMemoryError:  # another process has it all
+    except torch.OutOfMemoryError:  # another process has all of its memory
         return 0
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
         print_line(next(iter(str(error).splitlines()), type(error).__name__))
         return BROKEN
     return 0

@@ -1,4 +1,4 @@
-"""The one error that means: the input must change, not the program."""
+"""InputError, for inputs that the user must change; all other errors are faults of semix."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from semix.data.printable import printable_line
 
 MAX_SHOWN = 500  # characters of a value; more would hide what is wrong with it
-NOT_SHOWN = "as given"  # in place of a value that may be a secret, or fills the screen
-NEAR = 0.7  # how alike, of 1, a misspelt value is; below lie gpu and cpu
+NOT_SHOWN = "as given"  # shown instead of a value that may be a secret, or fills the screen
+NEAR = 0.7  # smallest similarity, of 1, of a misspelling; gpu and cpu are less similar
 
 
 class InputError(Exception):
@@ -17,7 +17,7 @@ class InputError(Exception):
     to do about it. The command line prints it without a traceback and exits with status 2.
 
     Attributes:
-        place: the text without the remedy; the field alone where the value is NOT_SHOWN.
+        problem: the text without the remedy; only the field if the value is NOT_SHOWN.
     """
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
@@ -25,8 +25,8 @@ class InputError(Exception):
         if len(text) > MAX_SHOWN:
             text = f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
         shown = printable_line(field)
-        self.place = shown if text == NOT_SHOWN else f"{shown} = {text}"
-        super().__init__(f"{self.place}: {remedy}")
+        self.problem = shown if text == NOT_SHOWN else f"{shown} = {text}"
+        super().__init__(f"{self.problem}: {remedy}")
         self.field = field
         self.value = value
         self.remedy = remedy
@@ -36,20 +36,20 @@ class InputError(Exception):
 
 
 class TooLarge(InputError, ValueError):
-    """A file is larger than any of its kind can be; nothing of it was read.
+    """A file is larger than any file of its kind can be; none of it was read.
 
-    Readers that check for damage see a ValueError; a user sees which file to restore.
+    Code that checks for damage catches it as a ValueError; a user sees which file to restore.
     """
 
     @classmethod
     def for_file(cls, where: object, size: int, max_bytes: int) -> "TooLarge":
-        """The error for a file of `size` bytes where at most `most` are read."""
+        """The error for a file of `size` bytes where at most `max_bytes` are read."""
         remedy = f"at most {max_bytes:,} bytes of it are read; restore it from a copy"
         return cls(str(where), f"{size:,} bytes", remedy)
 
 
 def choices(value: object, known: Iterable[str]) -> str:
-    """A remedy for an unknown value: the nearest known one, and the list of all."""
+    """The remedy for an unknown value: the most similar known value, and a list of all."""
     names = list(known)
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=NEAR)
     hint = f"did you mean {near[0]}? " if near else ""

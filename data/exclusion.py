@@ -1,4 +1,4 @@
-"""Rules and audit flags by which a reader leaves out series; nothing is ever deleted."""
+"""Rules and audit flags for series that are left out while reading; none are deleted."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -46,7 +46,7 @@ class Exclusion(Settings):
 
 
 def store_flags(root: Root, flags: SeriesFlags) -> str:
-    """Write `audit/N.json`, create-only; returns its name, or that of an equal one."""
+    """Write `audit/N.json`, create-only; returns its name, or that of an equal file."""
     for name, stored in _stored(root, flags.index):
         if stored == flags:
             return name
@@ -57,16 +57,16 @@ def store_flags(root: Root, flags: SeriesFlags) -> str:
 
 
 def newest_flags(root: Root, index: str) -> SeriesFlags | None:
-    """The flags of the last audit of an index, under whichever labels.
+    """The flags of the last audit of an index, with any labels.
 
     Raises:
-        ValueError: an audit's file is damaged; named.
+        ValueError: the file of an audit is damaged; the message names it.
     """
     return next((flags for _, flags in _stored(root, index)), None)
 
 
 def flagged_groups(flags: SeriesFlags, names: Iterable[str]) -> frozenset[int]:
-    """Numbers of all groups with one of these flags. Raises KeyError for a flag not audited."""
+    """Numbers of all groups with one of these flags. Raises KeyError: a flag was not audited."""
     return frozenset(group for flag in names for group in flags.flags[flag])
 
 

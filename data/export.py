@@ -1,4 +1,4 @@
-"""Images of a pinned index for other programs: a folder, parquet, Hugging Face datasets."""
+"""Export of a pinned index for other programs: a folder, parquet, Hugging Face datasets."""
 
 import csv
 import json
@@ -21,15 +21,15 @@ from semix.data.pinned import PinnedRoot
 from semix.data.tar import GroupSample
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
-COLUMNS = {  # of each image, besides its picture and its label
+COLUMNS = {  # without `image` and `label`
     **{"group": "int64", "position": "int64"},
     **{"classes": "int64", "names": "string", "mixture": "float64"},
     **{"alpha": "float64", "weight": "float64"},
 }
 LISTS = ("classes", "names", "mixture")
 UNSAFE = re.compile(r"[^A-Za-z0-9]+")
-LONGEST = 200  # characters of a folder's name, without numbers; file systems take 255
-MAX_ROWS, MAX_BYTES = 1000, 32 * 2**20  # of a row group, which is in memory at a time
+MAX_NAME = 200  # characters of the name of a folder, without numbers; file systems allow 255
+MAX_ROWS, MAX_BYTES = 1000, 32 * 2**20  # of a row group; one is in memory at a time
 FILE_BYTES = 500 * 2**20  # of images in one parquet file, so that files can be read in parallel
 CARD = """\
 ---
@@ -84,15 +84,15 @@ def image_rows(
     *,
     image_format: ImageFormat = "keep",
 ) -> Iterator[ImageRow]:
-    """Images of some shards, by default of all; one series is in memory at a time.
+    """One row per image of these shards, by default of all; one series is in memory at a time.
 
     Raises:
-        ValueError: a shard or its labels are damaged, or not what the index says; names the tar.
+        ValueError: a shard or its labels are damaged, or not as in the index; names the tar.
     """
     for shard in source.shards if shards is None else shards:
         for sample in source.samples(shard):
             try:
-                yield from _series(sample, source.class_names, image_format)
+                yield from _series_rows(sample, source.class_names, image_format)
             except ValueError as error:
                 group = sample.record.group
                 raise ValueError(f"{shard.tar}: group {group}: {error}") from None
@@ -104,7 +104,7 @@ def write_image_folder(
     """Write `CLASSES/GROUP.POSITION.webp`, labels.csv and classes.json; returns the image count.
 
     Folders are named after their classes, as cat_great-dane; see `folder_names`. Lists in the
-    table are JSON in plain ASCII, so that no cell starts like a formula of a spreadsheet.
+    table are JSON in plain ASCII, so that no cell looks like a formula to a spreadsheet.
 
     Raises:
         InputError: the target exists.
@@ -137,13 +137,14 @@ def folder_names(class_names: Sequence[str], *, together: int) -> list[str]:
     Args:
         together: number of names that are joined by underscores to one folder name.
     """
-    plain = (unicodedata.normalize("NFKD", name).encode("ascii", "ignore") for name in class_names)
-    safe = [UNSAFE.sub("-", name.decode()).strip("-")[: LONGEST // together] for name in plain]
-    times = Counter(name.lower() for name in safe)  # some file systems ignore case
-    digits = len(str(len(safe) - 1))
+    decomposed = (unicodedata.normalize("NFKD", name) for name in class_names)
+    ascii_names = (name.encode("ascii", "ignore").decode() for name in decomposed)
+    safe_names = [UNSAFE.sub("-", name).strip("-")[: MAX_NAME // together] for name in ascii_names]
+    counts = Counter(name.lower() for name in safe_names)  # some file systems ignore case
+    digits = len(str(len(safe_names) - 1))
     return [
-        name if name and times[name.lower()] == 1 else f"{name or 'class'}.{k:0{digits}d}"
-        for k, name in enumerate(safe)
+        name if name and counts[name.lower()] == 1 else f"{name or 'class'}.{k:0{digits}d}"
+        for k, name in enumerate(safe_names)
     ]
 
 
@@ -183,7 +184,7 @@ def write_hugging_face(
 
 @contextmanager
 def new_target(target: Path) -> Iterator[Path]:
-    """A path to write to, as file or folder, that becomes `target` at the end.
+    """A temporary path for a file or a folder, which becomes `target` at the end.
 
     Raises:
         InputError: the target exists.
@@ -199,7 +200,7 @@ def _require_free_target(target: Path) -> None:
         raise InputError("--to", target, "is there already; choose another name, or remove it")
 
 
-def _series(
+def _series_rows(
     sample: GroupSample, class_names: Sequence[str], image_format: ImageFormat
 ) -> Iterator[ImageRow]:
     record, mixture = sample.record, sample.record.mixtures
@@ -213,7 +214,7 @@ def _series(
             mixture=mixture[position],
             alpha=alpha,
             weight=record.weights[position],
-            label=[(target, share) for target, share in record.labels[position] if share > 0],
+            label=[(target, p) for target, p in record.labels[position] if p > 0],
             content=content,
             extension=extension,
         )
@@ -255,10 +256,10 @@ def _write_rows(path: Path, rows: Iterable[ImageRow], source: PinnedRoot) -> int
     pa, count = _pyarrow(), 0
     schema = _schema(source.class_names)
     with pa.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for part in _row_groups(rows):
-            values = [_value(row, len(source.class_names)) for row in part]
+        for batch in _row_groups(rows):
+            values = [_value(row, len(source.class_names)) for row in batch]
             writer.write_table(pa.Table.from_pylist(values, schema))
-            count += len(part)
+            count += len(batch)
     return count
 
 
@@ -272,47 +273,47 @@ def _schema(class_names: Sequence[str]) -> Any:
         many = name in LISTS
         columns[name] = pa.list_(value) if many else value
         features[name] = {"feature": feature, "_type": "List"} if many else feature
-    classes, one = len(class_names), {"dtype": "float32", "_type": "Value"}
+    classes, element = len(class_names), {"dtype": "float32", "_type": "Value"}
     columns["label"] = pa.list_(pa.float32(), classes)
-    features["label"] = {"feature": one, "_type": "List", "length": classes}
-    notes = {
+    features["label"] = {"feature": element, "_type": "List", "length": classes}
+    metadata = {
         "huggingface": json.dumps({"info": {"features": features}}),
         "class_names": json.dumps(class_names),
     }
-    return pa.schema(columns.items(), metadata=notes)
+    return pa.schema(columns.items(), metadata=metadata)
 
 
 def _row_groups(rows: Iterable[ImageRow]) -> Iterator[list[ImageRow]]:
-    part: list[ImageRow] = []
+    row_group: list[ImageRow] = []
     size = 0
     for row in rows:
-        part.append(row)
+        row_group.append(row)
         size += len(row.content)
-        if len(part) == MAX_ROWS or size >= MAX_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+        if len(row_group) == MAX_ROWS or size >= MAX_BYTES:
+            yield row_group
+            row_group, size = [], 0
+    if row_group:
+        yield row_group
 
 
 def _value(row: ImageRow, num_classes: int) -> dict[str, object]:
     label = [0.0] * num_classes
-    for target, share in row.label:
-        label[target] = share
+    for target, probability in row.label:
+        label[target] = probability
     values = {column: getattr(row, column) for column in COLUMNS}
     return values | {"image": {"bytes": row.content, "path": _file_name(row)}, "label": label}
 
 
 def _files(shards: Sequence[ShardEntry]) -> Iterator[list[ShardEntry]]:
-    """Group shards into files."""
-    part: list[ShardEntry] = []
+    """The shards of each parquet file."""
+    file_shards: list[ShardEntry] = []
     for shard in shards:
-        part.append(shard)
-        if sum(s.bytes for s in part) >= FILE_BYTES:
-            yield part
-            part = []
-    if part:
-        yield part
+        file_shards.append(shard)
+        if sum(s.bytes for s in file_shards) >= FILE_BYTES:
+            yield file_shards
+            file_shards = []
+    if file_shards:
+        yield file_shards
 
 
 def _card(source: PinnedRoot, *, images: int) -> str:

@@ -1,4 +1,4 @@
-"""Local files and folders: atomic writes, bounded reads, and no links to elsewhere."""
+"""Local files and folders: atomic writes, bounded reads, checks for links to other folders."""
 
 import errno
 import json
@@ -16,28 +16,28 @@ from semix.data.errors import InputError, TooLarge
 
 MAX_JSON = 256 * 2**20  # bytes; the largest, a lineage over a million shards, has a hundred MiB
 MAX_TENSORS = 16 * 2**30  # bytes; a billion parameters with Adam's state have twelve GiB
-# Folders in which an experiment tracker keeps its own links; nothing of ours is written there.
+# Folders in which an experiment tracker keeps its own links; semix writes nothing there.
 TRACKERS = ("wandb",)
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def add_path_to_disk_errors(place: Path) -> Iterator[None]:
-    """Add the path to the error of a full disk, which writes to an open file do not name."""
+def add_path_to_disk_errors(path: Path) -> Iterator[None]:
+    """Add the path to an error of a full disk, which lacks it after a write to an open file."""
     try:
         yield
     except OSError as error:
-        if error.errno in FULL and error.filename is None:
-            error.filename = str(place)
+        if error.errno in DISK_FULL and error.filename is None:
+            error.filename = str(path)
         raise
 
 
 @contextmanager
 def published(target: Path) -> Iterator[Path]:
-    """A path beside `target` to write to, as file or folder; it becomes `target` at the end.
+    """A path beside `target` for a file or a folder, which becomes `target` at the end.
 
     A crash at any moment leaves either the old or the new content; an exception leaves nothing
-    behind. A folder that another process published meanwhile stays.
+    behind. If another process published a folder meanwhile, that one stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
@@ -61,7 +61,7 @@ def published(target: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a whole file, atomically."""
+    """Write a file, atomically."""
     with published(path) as partial:
         partial.write_bytes(content)
 
@@ -87,13 +87,13 @@ def require_own_files(field: str, folder: Path) -> None:
     """Require that all entries below a folder are regular files and folders.
 
     The folder may come from elsewhere: writes and removals would follow a link in it to another
-    place, and reading a pipe would wait without end. The folder itself may be a link. Folders of
+    folder, and reading a pipe would never end. The folder itself may be a link. Folders of
     `TRACKERS` are not searched.
 
     Args:
         field: the setting or argument that names the folder, for the message.
     Raises:
-        InputError: names the first other entry.
+        InputError: names the first entry that is neither.
     """
     for entry in _entries(folder):
         if entry.is_symlink():
@@ -116,12 +116,12 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:
-                listed = sorted(entries, key=lambda entry: entry.name)
+                children = sorted(entries, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
-        yield from listed
-        below = [entry for entry in listed if entry.is_dir(follow_symlinks=False)]
-        folders += [entry.path for entry in below if entry.name not in TRACKERS]
+        yield from children
+        subfolders = [entry for entry in children if entry.is_dir(follow_symlinks=False)]
+        folders += [entry.path for entry in subfolders if entry.name not in TRACKERS]
 
 
 class NoRegularFile(FileNotFoundError):
@@ -134,13 +134,13 @@ class NoRegularFile(FileNotFoundError):
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading.
 
-    A pipe without a writer would block, and some devices never end: neither is opened.
+    Pipes and devices are not opened: a pipe without a writer would block, some devices never end.
 
     Raises:
         NoRegularFile: it is a pipe or a device.
-        OSError: as `open`, which refuses folders.
+        OSError: as `open`, also for a folder.
     """
-    return open(path, "rb", opener=_regular)
+    return open(path, "rb", opener=_open_descriptor)
 
 
 def require_regular(path: Path) -> None:
@@ -149,10 +149,10 @@ def require_regular(path: Path) -> None:
         raise NoRegularFile(path)
 
 
-def _regular(path: str, flags: int) -> int:
+def _open_descriptor(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
-    if S_ISREG(mode) or S_ISDIR(mode):  # `open` itself refuses a folder
+    if S_ISREG(mode) or S_ISDIR(mode):  # `open` itself raises for a folder
         return descriptor
     os.close(descriptor)
     raise NoRegularFile(path)
@@ -163,7 +163,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
     Raises:
         NoRegularFile: it is a pipe or a device.
-        TooLarge: it has more than `most` bytes.
+        TooLarge: it has more than `max_bytes` bytes.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -173,7 +173,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
 
 def check_size(path: Path, *, max_bytes: int) -> None:
-    """Raises TooLarge for a file of more than `most` bytes, before a library reads it."""
+    """Raises TooLarge for a file of more than `max_bytes` bytes, before a library reads it."""
     size = path.stat().st_size
     if size > max_bytes:
         raise TooLarge.for_file(path, size, max_bytes)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:  # torch costs seconds
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, no NaN.
+    """The canonical JSON text of a value: sorted keys, no spaces, no NaN.
 
     Raises:
-        InputError: a part has no stable form (a set, a callable, NaN, an object), with its path.
+        InputError: a nested value has no stable form (a set, a callable, NaN, an object).
     """
     _check_stable(value, "settings")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -29,7 +29,7 @@ def fingerprint(value: Any) -> str:
 
 
 # Both functions hash a seed and its purpose, never a rank or an order, so that the seeds of two
-# epochs are unrelated. Images and weights depend on their results, so neither may change.
+# epochs are unrelated. They must not change: images and weights depend on their results.
 def derived_seed(*parts: int | str) -> int:
     """A seed for training, evaluation and corruptions."""
     return int(fingerprint(list(parts))[:15], 16)  # torch takes up to 64 bits
@@ -42,7 +42,7 @@ def hashed_seed(*parts: object) -> int:
 
 
 def generator_for(*parts: int | str) -> "torch.Generator":
-    """A CPU generator for one purpose; generators of different parts are independent."""
+    """A CPU generator for one purpose; generators of different `parts` are independent."""
     import torch
 
     return torch.Generator().manual_seed(derived_seed(*parts))

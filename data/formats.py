@@ -1,4 +1,4 @@
-"""The files of a root: name, typed model and strict reader of each.
+"""The files of a root: their names, typed models and strict readers.
 
     plan.json  pairs.json  prototypes.safetensors  extensions/N.json
     shards/0012/0012345.json  0012345-SHA8.tar  0012345-SHA8.features.safetensors
@@ -35,23 +35,23 @@ SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"
 INDICES, AUDITS, EXTENSIONS, SETS = "index", "audit", "extensions", "labels"
 PER_FOLDER = 1000  # shards; names depend on it, so it is part of the format
 MIB = 2**20
-MAX_IMAGES = 100  # in a series: positions have two digits
+MAX_IMAGES = 100  # in a series, because positions have two digits
 MAX_GROUPS = 10**8  # keys have eight digits
-MAX_SHARDS = 10**7  # names have seven
-MAX_SERIES = 10**6  # in a shard, far above any real one
-MAX_FEATURES = 4096 * MIB  # as much as 100,000 series of eight images in one shard
+MAX_SHARDS = 10**7  # names of shards have seven digits
+MAX_SERIES = 10**6  # in a shard; far more than in practice
+MAX_FEATURES = 4096 * MIB  # enough for 100,000 series of eight images in one shard
 ROUNDING = 1e-3  # of probabilities, which are stored as float32
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]  # fits int64
 Group = Annotated[int, Field(ge=0, lt=MAX_GROUPS)]
 Number = Annotated[int, Field(ge=0, lt=MAX_SHARDS)]  # of a shard
 ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
+Fraction = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
 Text = Annotated[str, Field(max_length=1000)]
 Digest = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MaybeSha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-FreeForm = dict[str, Any]  # checked by a reader of its own
+FreeForm = dict[str, Any]  # checked by the code that reads it
 ImageFormat = Literal["webp", "png", "jpg"]  # of stored images; their extensions
 ShardStage = Literal["noise", "generate", "encode", "annotate", "write", "stall"]
 STAGES: tuple[ShardStage, ...] = get_args(ShardStage)
@@ -63,7 +63,7 @@ def shard_stem(shard: int, folder: str = SHARDS) -> str:
 
 
 def record_name(shard: int, folder: str = SHARDS) -> str:
-    """Name of a shard's commit record; in the folder of a label set, of its labels."""
+    """Name of a shard's commit record or, in the folder of a label set, of its labels."""
     return f"{shard_stem(shard, folder)}.json"
 
 
@@ -81,7 +81,7 @@ def attempt_name(shard: int, number: int, folder: str = FAILED) -> str:
 
 
 def spec_digest(plan_digest: str, shard: int) -> str:
-    """Digest of a plan, or label set, and a shard; a record counts only if it carries this."""
+    """Digest of a plan or label set and a shard; a record counts only if it has this digest."""
     return fingerprint([plan_digest, shard])
 
 
@@ -89,7 +89,7 @@ class StoredFile(Strict):
     """Base of the models that are stored as files.
 
     Attributes:
-        WHAT: its name in messages; MAX_BYTES: bytes that are parsed at most.
+        WHAT: its name in messages; MAX_BYTES: size above which it is not parsed.
         SCHEMA: version of the format, stored from 2 on. It grows with every added field, so that
             an older version of semix can tell a newer file from a damaged one.
     """
@@ -119,7 +119,7 @@ class StoredFile(Strict):
         return stored
 
     def written(self, *, indent: int | None = None) -> bytes:
-        """Its JSON text, keys sorted: canonical, or for a person to read with `indent`."""
+        """Its JSON text with sorted keys: canonical, or with `indent` for a person to read."""
         values = self.model_dump(mode="json", exclude_defaults=True)
         values |= {"schema": self.SCHEMA} if self.SCHEMA > 1 else {}
         text = canonical_json(values)
@@ -135,7 +135,7 @@ class File(Strict):
 
     @property
     def max_bytes(self) -> int:
-        """Bytes to read at most, even if the record says more."""
+        """Number of bytes to read at most, even if the record says more."""
         return min(self.bytes, MAX_FEATURES)
 
 
@@ -176,12 +176,12 @@ class BakedFrom(TypedDict):
 
 
 class Plan(BaseModel):
-    """`plan.json`, written once: what readers need, and the config that it came from.
+    """`plan.json`, written once: the values that readers need, and the config of the build.
 
     Attributes:
-        digest: identity of the settings that decide the bytes; see `semix.pipeline.plan`.
+        digest: identity of the settings that determine the bytes; see `semix.pipeline.plan`.
         num_groups, num_shards: as planned, without extensions.
-        config: all settings, which have a model of their own; only those read here are typed.
+        config: all settings, which have their own model; only those that are read here are typed.
         baked_from: plan and label set of a root whose labels were baked in.
     """
 
@@ -220,10 +220,10 @@ class Pairs(RootModel[list[tuple[ClassIndex, ClassIndex]]]):
     model_config = ConfigDict(strict=True)
 
     @model_validator(mode="after")
-    def _ascend(self) -> Self:
+    def _check_order(self) -> Self:
         if not all(first < second for first, second in self.root):
             raise ValueError("a pair does not ascend")
-        if not all(one < other for one, other in pairwise(self.root)):
+        if not all(pair < following for pair, following in pairwise(self.root)):
             raise ValueError("pairs do not ascend")
         return self
 
@@ -254,13 +254,13 @@ class LeftOut(Strict):
 
 
 class ShardEntry(StoredFile):
-    """A shard in an index: the part of its commit record that readers and counters need.
+    """A shard in an index: the fields of its commit record that readers and counters need.
 
-    Names follow from number and hash, so that none can point elsewhere.
+    File names follow from number and hash, so that none can point to another file.
 
     Attributes:
         seconds: by stage; stages overlap, so they may add up to more than `wall_seconds`.
-        wall_seconds: worker time; publishing overlaps with the next shard and counts there.
+        wall_seconds: worker time; publishing a shard counts in the next one, which it overlaps.
         first: the first group planned for it; groups: the number of series in it.
         left_out: planned series that came out flat or not finite.
         prototypes, pairs: SHA-256 of the files it was made with; empty where they are not recorded.
@@ -287,7 +287,7 @@ class ShardEntry(StoredFile):
     record_bytes: Count = 0
 
     @model_validator(mode="after")
-    def _names_are_its_own(self) -> Self:
+    def _check_names(self) -> Self:
         if self.tar != tar_name(self.shard, self.sha256):
             raise ValueError(f"tar is not {tar_name(self.shard, self.sha256)}")
         if self.features.name != features_name(self.shard, self.features.sha256):
@@ -295,7 +295,7 @@ class ShardEntry(StoredFile):
         return self
 
     @model_validator(mode="after")
-    def _left_out_are_its_own(self) -> Self:
+    def _check_left_out(self) -> Self:
         if self.left_out and len(self.group_numbers) != self.groups:
             raise ValueError(f"left_out is not of the series from {self.first} on, each once")
         return self
@@ -344,31 +344,31 @@ class Failure(StoredFile):
 
 
 class EncoderAgreement(Strict):
-    """Weights of the same images by a second encoder, and their difference from the first's."""
+    """Weights of the same images by a second encoder, and their difference from the first ones."""
 
     weights: list[float]
     difference: list[float]
 
 
-def _sums_to_one(row: list[float]) -> list[float]:
+def _check_sums_to_one(row: list[float]) -> list[float]:
     if abs(sum(row) - 1) > ROUNDING:
         raise ValueError(f"sums to {sum(row):.6g}, not 1")
     return row
 
 
-def _is_a_label(label: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    _sums_to_one([probability for _, probability in label])
+def _check_label(label: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    _check_sums_to_one([probability for _, probability in label])
     if len({target for target, _ in label}) < len(label):
         raise ValueError("names a class twice")
     return label
 
 
-Mixture = Annotated[list[Share], AfterValidator(_sums_to_one)]
-Label = Annotated[list[tuple[ClassIndex, Share]], AfterValidator(_is_a_label)]
+Mixture = Annotated[list[Fraction], AfterValidator(_check_sums_to_one)]
+Label = Annotated[list[tuple[ClassIndex, Fraction]], AfterValidator(_check_label)]
 
 
 class Labels(StoredFile):
-    """The part of a series' record that an annotation writes; each list has one entry per image.
+    """The fields of a series' record that an annotation writes; lists have one entry per image.
 
     Attributes:
         weights: raw CLIP weights of the first class; labels: (class, probability), sparse.
@@ -383,19 +383,19 @@ class Labels(StoredFile):
     coordinates: list[list[float]] | None = None
     agreement: EncoderAgreement | None = None
 
-    def parts(self) -> dict[str, Any]:
+    def label_fields(self) -> dict[str, Any]:
         """The fields of labels, by name."""
         names = Labels.model_fields.keys() - StoredFile.model_fields.keys()
         return {name: getattr(self, name) for name in names}
 
     @model_validator(mode="after")
-    def _one_an_image(self) -> Self:
+    def _check_counts(self) -> Self:
         count = len(self.weights)
-        has_length("labels", self.labels, count)
-        has_length("coordinates", self.coordinates, count)
+        check_length("labels", self.labels, count)
+        check_length("coordinates", self.coordinates, count)
         if self.agreement is not None:
-            has_length("agreement.weights", self.agreement.weights, count)
-            has_length("agreement.difference", self.agreement.difference, count)
+            check_length("agreement.weights", self.agreement.weights, count)
+            check_length("agreement.difference", self.agreement.difference, count)
         return self
 
 
@@ -404,31 +404,31 @@ class SeriesRecord(Labels):
 
     Attributes:
         classes: the mixed classes; names: their names.
-        alphas: conditioning weights of the first class; mixture: of all, if more than two.
+        alphas: conditioning weights of the first class; mixture: those of all, if more than two.
         noise: how it was selected: `strategy`, `stability` and more.
     """
 
     WHAT = "record of a series"
-    MAX_BYTES = 4 * MIB  # a hundred images with labels over a thousand classes
+    MAX_BYTES = 4 * MIB  # enough for a hundred images with labels over a thousand classes
 
     group: Group
     classes: list[ClassIndex] = Field(min_length=2, max_length=16)
     names: list[Text]
     seed: int = Field(ge=0, lt=2**64)
-    alphas: list[Share]
+    alphas: list[Fraction]
     mixture: list[Mixture] | None = None
     noise: FreeForm
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_fields(self) -> Self:
         count = len(self.alphas)
-        has_length("weights", self.weights, count)
-        has_length("names", self.names, len(self.classes))
+        check_length("weights", self.weights, count)
+        check_length("names", self.names, len(self.classes))
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("classes holds one twice")
-        has_length("mixture", self.mixture, count)
+        check_length("mixture", self.mixture, count)
         for row in (*(self.mixture or ()), *(self.coordinates or ())):
-            has_length("a row of mixture or coordinates", row, len(self.classes))
+            check_length("a row of mixture or coordinates", row, len(self.classes))
         return self
 
     @property
@@ -443,17 +443,17 @@ class SeriesRecord(Labels):
         return score if isinstance(score, float) else None
 
     @classmethod
-    def labelled(cls, labels: Labels, **values: Any) -> Self:
-        """A series from labels and all other fields. Raises ValueError if they do not fit."""
-        return cls(**values, **labels.parts())
+    def from_labels(cls, labels: Labels, **values: Any) -> Self:
+        """A record from labels and all other fields. Raises ValueError if they do not fit."""
+        return cls(**values, **labels.label_fields())
 
     def with_labels(self, labels: Labels) -> Self:
-        """The same series under other labels."""
+        """The record of the same series with other labels."""
         names = type(self).model_fields.keys() - Labels.model_fields.keys()
-        return self.labelled(labels, **{name: getattr(self, name) for name in names})
+        return self.from_labels(labels, **{name: getattr(self, name) for name in names})
 
 
-def has_length(name: str, values: Sequence[Any] | None, count: int) -> None:
+def check_length(name: str, values: Sequence[Any] | None, count: int) -> None:
     if values is not None and len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries, not {count}")
 
@@ -474,7 +474,7 @@ class ShardLabels(StoredFile):
     """
 
     WHAT = "shard labels"
-    MAX_BYTES = 128 * MIB  # as much as 500 series with labels over a thousand classes
+    MAX_BYTES = 128 * MIB  # enough for 500 series with labels over a thousand classes
 
     spec: Sha256
     shard: Number
@@ -483,7 +483,7 @@ class ShardLabels(StoredFile):
     features: File | None = None
 
     @model_validator(mode="after")
-    def _names_are_its_own(self) -> Self:
+    def _check_names(self) -> Self:
         stem = r"labels/[0-9a-f]{64}/[0-9]{4}/[0-9]{7}-[0-9a-f]{8}"
         name = self.features.name if self.features else ""
         if name and not re.fullmatch(rf"{stem}\.features\.safetensors", name):
@@ -497,7 +497,7 @@ class LabelSetRecord(StoredFile):
     Attributes:
         plan: digest of the root's plan.
         encoders: each CLIP model by name and file hashes.
-        features: where they come from: root, images, or the digest of another set.
+        features: their source: root, images, or the digest of another set.
         batch: images in one forward pass, if features are computed from images.
     """
 
@@ -511,9 +511,9 @@ class LabelSetRecord(StoredFile):
     batch: Annotated[int, Field(ge=1)]
 
 
-# backwards, not_monotone: the weight against alpha; end_points: nearest prototype of another
-# class; duplicate: an image like one of an earlier series; still: neighbours that do not
-# differ; degenerate: flat, black, white, or features that are not finite.
+# backwards, not_monotone: how the weight follows alpha; end_points: an unmixed image is nearest to
+# the prototype of another class; duplicate: an image resembles one of an earlier series; still:
+# neighbours do not differ; degenerate: flat, black, white, or features that are not finite.
 Flag = Literal["backwards", "not_monotone", "end_points", "duplicate", "still", "degenerate"]
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
@@ -521,7 +521,7 @@ FLAGS: tuple[Flag, ...] = get_args(Flag)
 class SeriesFlags(StoredFile):
     """`audit/N.json`: group numbers by flag, ascending, for the series of one index.
 
-    Another version may know other flags; a flag that it did not audit is missing.
+    Another version of semix may have other flags; a flag that was not audited is missing.
 
     Attributes:
         index: name of the index that was audited.
@@ -539,7 +539,7 @@ class SeriesFlags(StoredFile):
 
 
 class Tombstone(StoredFile):
-    """`discarded/0012/0012345.N.json`: why a shard was discarded, and what its record said."""
+    """`discarded/0012/0012345.N.json`: why a shard was discarded, and the text of its record."""
 
     WHAT = "tombstone"
 
@@ -564,7 +564,7 @@ class _Versioned(BaseModel):
 
 
 def refuse_newer(kind: type[StoredFile], content: bytes, *, where: str = "") -> None:
-    """Raises InputError if a newer version of semix, which may add fields, wrote this."""
+    """Raises InputError if a newer version of semix, which may add fields, wrote `content`."""
     try:
         schema = _Versioned.model_validate_json(content).schema_
     except ValueError:

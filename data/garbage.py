@@ -1,4 +1,4 @@
-"""Garbage collection: files that nothing refers to any more, removed only on request."""
+"""Garbage collection: files that are not needed any more, removed only on request."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from semix.data.store import FileInfo
 HOUR = 3600.0
 ATTEMPT = re.compile(r"failed/\d{4}/(\d{7})\.\d+\.json")
 FEATURES = re.compile(r"\d{4}/(\d{7})-[0-9a-f]{8}\.features\.safetensors")
-MEASURED = re.compile(r"prototypes/[0-9a-f]{64}/\d{7}\.safetensors")
+PROTOTYPE_MEASUREMENT = re.compile(r"prototypes/[0-9a-f]{64}/\d{7}\.safetensors")
 UNFINISHED = "was never finished"
 
 
@@ -26,7 +26,7 @@ class Garbage:
 
     Attributes:
         shard: the shard that it belonged to.
-        lease: on work that might still use the file, which is removed under that lease only.
+        lease: name of the work that may still use the file; it is removed under this lease only.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Garbage:
 
 
 def garbage(root: Root, *, older_than_s: float = HOUR) -> list[Garbage]:
-    """Files that no commit record, index or label set refers to, and no living process may use.
+    """Files that no commit record, index or label set names, and that no living process may use.
 
     Args:
-        older_than_s: younger files stay, by the store's clock, because a build publishes a tar
-            before the record that names it.
+        older_than_s: seconds by the store's clock; younger files stay, because a build publishes
+            a tar before the record that names it.
     """
     newest = root.store.now() - older_than_s
     candidates = [item for item, info in _candidates(root) if info.modified <= newest]
@@ -64,7 +64,7 @@ def remove(root: Root, items: Iterable[Garbage], *, older_than_s: float = HOUR) 
         if item.lease is not None and not claim(root.store, item.lease):
             continue
         try:
-            if _still(root, item) and root.store.exists(item.name):
+            if _is_still_garbage(root, item) and root.store.exists(item.name):
                 root.store.delete(item.name)
                 removed.append(item)
         finally:
@@ -74,7 +74,7 @@ def remove(root: Root, items: Iterable[Garbage], *, older_than_s: float = HOUR) 
 
 
 def _candidates(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
-    # Files are listed before the records that refer to them, so that newer files are not listed.
+    # Files are listed before the records that name them, so that no newer file is listed.
     failed = root.store.infos(FAILED)
     for name, info in root.store.partials().items():
         yield Garbage(name, info.bytes, UNFINISHED), info
@@ -86,20 +86,20 @@ def _candidates(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
         if (match := ATTEMPT.fullmatch(name)) and int(match[1]) in done:
             yield Garbage(name, info.bytes, "the shard was made since", int(match[1])), info
     yield from _unreferred_labels(root)
-    yield from _measured(root)
+    yield from _prototype_measurements(root)
 
 
 def _unreferred(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
-    """Damaged indices, or else files of shards that no record and no index names."""
-    stray = dict(_unrecorded(root))
-    pins, damaged = _pins(root, stray)
+    """Damaged indices; if there are none, files of shards that no record and no index names."""
+    unrecorded = dict(_unrecorded(root))
+    pins, damaged = _pins(root, unrecorded)
     infos = root.store.scan(INDICES, suffix=".json")[0] if damaged else {}
     for name, reason in damaged.items():
         if name in infos:
             yield Garbage(name, infos[name].bytes, reason), infos[name]
     if damaged:
-        return  # the shards that a damaged index pins are not known
-    for name, (shard, info) in stray.items():
+        return  # a damaged index may pin any of them
+    for name, (shard, info) in unrecorded.items():
         if name not in pins:
             yield Garbage(name, info.bytes, "no record names it", shard, shard), info
 
@@ -115,8 +115,8 @@ def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, FileInfo]]]:
                 yield name, (int(match[1]), info)
 
 
-def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, str]]:
-    """The files among these that an index names, and why other indices cannot be read."""
+def _pins(root: Root, unrecorded: Mapping[str, object]) -> tuple[set[str], dict[str, str]]:
+    """Those of the files that an index names, and the damaged indices, with the reason."""
     pinned: set[str] = set()
     damaged = {}
     for name in index_names(root.store):
@@ -125,13 +125,13 @@ def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, 
         except ValueError as error:
             damaged[name] = str(error)
             continue
-        for entry in index.rows if stray else ():
-            pinned |= {entry.tar, entry.features.name} & stray.keys()
+        for entry in index.rows if unrecorded else ():
+            pinned |= {entry.tar, entry.features.name} & unrecorded.keys()
     return pinned, damaged
 
 
 def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
-    """Features of label sets that no labels name, and past failures."""
+    """Features in label sets that no labels name, and failures before a success."""
     for digest in label_sets(root):
         labels = LabelSet(root, digest)
         failed = root.store.infos(f"{labels.folder}/{FAILED}")
@@ -150,18 +150,18 @@ def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
                 yield Garbage(name, info.bytes, "the labels were made since", int(match[1])), info
 
 
-def _measured(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
-    """Measured features of existing prototypes; the newest, a sign of work, sets the age of all."""
+def _prototype_measurements(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
+    """Measured features, once prototypes exist; all count as old as the newest of them."""
     infos = root.store.infos("prototypes")
-    files = {name: info for name, info in infos.items() if MEASURED.fullmatch(name)}
+    files = {name: info for name, info in infos.items() if PROTOTYPE_MEASUREMENT.fullmatch(name)}
     if files and root.store.exists(PROTOTYPES):
         newest = max(info.modified for info in files.values())
         for name, info in files.items():
             yield Garbage(name, info.bytes, "its measurement is over"), FileInfo(info.bytes, newest)
 
 
-def _still(root: Root, item: Garbage) -> bool:
-    """Whether a file is still garbage, once this process holds its lease."""
+def _is_still_garbage(root: Root, item: Garbage) -> bool:
+    """Whether a file is garbage even now, when this process holds its lease."""
     if item.lease is None:
         return True
     record = re.sub(r"-[0-9a-f]{8}\.(tar|features\.safetensors)$", ".json", item.name)

@@ -1,4 +1,4 @@
-"""Your own pictures: one folder per class, split here or already split into train/ and test/."""
+"""A user's own pictures: one folder per class, or folders of classes in train/ and test/."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation"
 MAX_THREADS = 16
 MAX_LINES = 20  # bad images, or classes without images, that a message lists
 
-Listener = Callable[[int, int], None]  # called with the numbers of images done and in total
+Listener = Callable[[int, int], None]  # called with the number of inspected images and of all
 
 log = logging.getLogger("semix.data")
 
@@ -30,7 +30,7 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
     """Class names, sorted: the folder names.
 
     Raises:
-        InputError: fewer than two classes, or a folder that is split in part.
+        InputError: fewer than two classes, or only one of train/ and test/.
     """
     root = _root(config)
     split_folders = _split_folders(root)
@@ -43,8 +43,8 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
     return names
 
 
-def check_outside_images(pictures: str | None, place: str | Path, *, field: str = "out") -> None:
-    """Raises InputError for a path in the folder of pictures, where it would become a class.
+def check_outside_images(pictures: str | None, path: str | Path, *, field: str = "out") -> None:
+    """Raises InputError for a path in the folder of pictures, which would become a class there.
 
     Links are followed: to the folder, out of it, and within the path.
 
@@ -55,33 +55,33 @@ def check_outside_images(pictures: str | None, place: str | Path, *, field: str 
     if pictures is None or not (root := Path(pictures)).is_dir():
         return
     folders = [root, *filter(Path.is_symlink, _folders(root))]
-    paths = Path(os.path.normpath(Path(place).absolute())), Path(os.path.realpath(place))
-    above = (path for each in paths for path in (each, *each.parents) if path.is_dir())
-    if any(path.samefile(folder) for path in above for folder in folders):
+    paths = Path(os.path.normpath(Path(path).absolute())), Path(os.path.realpath(path))
+    candidates = (c for resolved in paths for c in (resolved, *resolved.parents) if c.is_dir())
+    if any(candidate.samefile(folder) for candidate in candidates for folder in folders):
         remedy = f"lies in {root}, the folder of your pictures, which it would change (a folder "
-        raise InputError(field, place, f"{remedy}there is a class); choose a place outside of it")
+        raise InputError(field, path, f"{remedy}there is a class); choose a place outside of it")
 
 
 def load_imagefolder(config: RealDataConfig) -> RealDataset:
     """Open the folder; images are decoded on access.
 
     With `skip_bad` all images are decoded now, and bad ones are left out before the split, so that
-    the splits depend on the files alone, and are the same in every process.
+    the splits depend only on the files, and are the same in every process.
     """
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
     bad: Mapping[Path, str] = {}
-    if config.skip_bad and (surveyed := inspect_folder(config)).bad:
-        bad = surveyed.bad
-        log.warning("%s", surveyed.left_out())
+    if config.skip_bad and (report := inspect_folder(config)).bad:
+        bad = report.bad
+        log.warning("%s", report.left_out())
     if folders:
-        parts = _given_splits(config, folders, names, bad)
+        splits = _splits_from_folders(config, folders, names, bad)
     else:
-        parts = _made_splits(config, root, names, bad)
-    for split, (paths, targets) in zip(SPLITS, parts, strict=True):
+        splits = _split_at_random(config, root, names, bad)
+    for split, (paths, targets) in zip(SPLITS, splits, strict=True):
         _check_nonempty(root, split, names, targets, folder=folders.get(split))
         assert len(paths) == len(targets)
-    return RealDataset(names, *(_split(*part, config.image_size) for part in parts))
+    return RealDataset(names, *(_split(*split_files, config.image_size) for split_files in splits))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class FolderReport:
         images: number of images that were inspected.
         bad: why an image cannot be decoded, by its path; at most as many as the settings allow.
         ignored: number of files and folders that are not images of a class, by kind.
-        alike: class names that differ in upper and lower case alone.
+        alike: groups of class names that differ only in upper and lower case.
     """
 
     images: int
@@ -101,18 +101,18 @@ class FolderReport:
     alike: Sequence[Sequence[str]]
 
     def notes(self) -> list[str]:
-        """Observations that a user may not expect, one sentence each."""
+        """Findings that a user may not expect, as sentences."""
         sentences = [self.left_out()] if self.bad else []
         for names in self.alike:
             sentences.append(f"classes {' and '.join(names)} differ in case alone; are they one?")
         if self.ignored:
-            each = ", ".join(f"{count:,} {what}" for what, count in self.ignored.items())
+            kinds = ", ".join(f"{count:,} {what}" for what, count in self.ignored.items())
             remedy = f"images are {PICTURES} files directly in the folder of a class"
-            sentences.append(f"ignored beside {self.images:,} images: {each}; {remedy}")
+            sentences.append(f"ignored beside {self.images:,} images: {kinds}; {remedy}")
         return sentences
 
     def left_out(self) -> str:
-        """How many images are bad, and the first of them."""
+        """A sentence with the number of bad images and the first of them."""
         first = [f"{path}: {reason}" for path, reason in list(self.bad.items())[:3]]
         more = [f"and {len(self.bad) - 3:,} more"] if len(self.bad) > 3 else []
         count = f"{len(self.bad):,} of {self.images:,} images"
@@ -122,7 +122,7 @@ class FolderReport:
 def inspect_folder(
     config: RealDataConfig, listener: Listener = lambda done, total: None
 ) -> FolderReport:
-    """Decode every image, and count the other files and folders.
+    """Decode every image, and count the files and folders that are ignored.
 
     Raises:
         InputError: more images cannot be decoded than `skip_bad` allows, with the reason for each;
@@ -131,13 +131,13 @@ def inspect_folder(
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
     split_folders = [folders[split] for split in SPLITS if split in folders] or [root]
-    paths = [path for place in split_folders for path in _list(place, names)[0]]
+    paths = [path for folder in split_folders for path in _list(folder, names)[0]]
     threads = min(MAX_THREADS, cores())
     bad, unread = dict[Path, str](), dict[Path, str]()
     faults = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
     for done, (path, fault) in enumerate(zip(paths, faults, strict=True), start=1):
         if fault is not None:
-            # An error of the disk leaves no image out: the next process may read it.
+            # An image with a disk error is not left out: the next process may be able to read it.
             (bad if fault.errno is None else unread)[path] = str(fault)
         listener(done, len(paths))
     if unread:
@@ -146,7 +146,7 @@ def inspect_folder(
     _check_bad_images(config, root, bad, images=len(paths))
     keys = dict.fromkeys(name.casefold() for name in names)
     alike = [[name for name in names if name.casefold() == key] for key in keys]
-    alike = [same for same in alike if len(same) > 1]
+    alike = [group for group in alike if len(group) > 1]
     return FolderReport(len(paths), bad, _ignored(root, split_folders, names), alike)
 
 
@@ -154,10 +154,10 @@ def _check_bad_images(
     config: RealDataConfig, root: Path, bad: Mapping[Path, str], *, images: int
 ) -> None:
     """Raises InputError, with the reason for each, if more images are bad than are allowed."""
-    most = config.skip_bad
-    if isinstance(most, float):
-        most = round(most * images, 6)  # 0.29 of 100 are 29
-    if len(bad) > most:
+    limit = config.skip_bad
+    if isinstance(limit, float):
+        limit = round(limit * images, 6)  # 0.29 of 100 are 29
+    if len(bad) > limit:
         remedy = f"{len(bad):,} of {images:,} images in {root} cannot be decoded; replace or remove"
         remedy += " them, or allow as many to be left out"
         shown = [remedy, *_lines(root, bad)]
@@ -177,13 +177,13 @@ def _ignored(root: Path, split_folders: Sequence[Path], names: Sequence[str]) ->
         counts["loose files"] += sum(_is_shown(p) and p.is_file() for p in folder.iterdir())
     if split_folders != [root]:
         counts["folders beside train and test"] = len(_folders(root)) - len(split_folders)
-    for folder in (place / name for place in split_folders for name in names):
+    for folder in (parent / name for parent in split_folders for name in names):
         counts += _no_pictures(folder)
     return {what: count for what, count in sorted(counts.items()) if count}
 
 
 def _no_pictures(folder: Path) -> Counter[str]:
-    """Number of other files in the folder of a class, by extension."""
+    """Number of files that are no images in the folder of a class, by extension."""
     kinds: Counter[str] = Counter()
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.suffix.lower() not in EXTENSIONS and _is_shown(path):
@@ -221,8 +221,8 @@ def _split_folders(root: Path) -> dict[str, Path]:
         return split_folders
     splits = [p.name for p in folders if p.name.lower() in SPLIT_NAMES]
     if len(splits) > 1 or 0 < len(splits) == len(folders):
-        lacking = " and no ".join(name for name in ("train", "test") if name not in split_folders)
-        remedy = f"holds {' and '.join(splits)}, but no {lacking}; add or rename it, or give a "
+        missing = " and no ".join(name for name in ("train", "test") if name not in split_folders)
+        remedy = f"holds {' and '.join(splits)}, but no {missing}; add or rename it, or give a "
         remedy += "folder that holds the classes themselves, which is then split"
         raise InputError("real.path", root, remedy)
     return {}
@@ -232,7 +232,7 @@ PathsAndTargets = tuple[list[Path], np.ndarray]
 
 
 def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> PathsAndTargets:
-    """The images of all classes without the bad ones, sorted by class and name."""
+    """Paths and targets of the images of all classes except bad ones, sorted by class and name."""
     unknown = sorted(p.name for p in _folders(folder) if p.name not in names)
     if unknown:
         raise InputError("real.path", folder / unknown[0], "this class is missing in train/")
@@ -246,47 +246,47 @@ def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> P
     return paths, np.array(targets, dtype=np.int64)
 
 
-def _take(part: PathsAndTargets, indices: np.ndarray) -> PathsAndTargets:
-    return [part[0][index] for index in indices], part[1][indices]
+def _take(images: PathsAndTargets, indices: np.ndarray) -> PathsAndTargets:
+    return [images[0][index] for index in indices], images[1][indices]
 
 
-def _made_splits(
+def _split_at_random(
     config: RealDataConfig, root: Path, names: Sequence[str], bad: Mapping[Path, str]
 ) -> list[PathsAndTargets]:
-    everything = _list(root, names, bad)
-    _check_nonempty(root, "train", names, everything[1], folder=root)
+    images = _list(root, names, bad)
+    _check_nonempty(root, "train", names, images[1], folder=root)
     sizes = (config.train_per_class, config.validation_per_class)
-    return [
-        _take(everything, p) for p in stratified_split(everything[1], sizes, seed=config.split_seed)
-    ]
+    splits = stratified_split(images[1], sizes, seed=config.split_seed)
+    return [_take(images, indices) for indices in splits]
 
 
-def _given_splits(
+def _splits_from_folders(
     config: RealDataConfig,
     folders: dict[str, Path],
     names: Sequence[str],
     bad: Mapping[Path, str],
 ) -> list[PathsAndTargets]:
-    """The splits of the folders; without validation/ it is taken from the training images."""
+    """The splits in the folders; without validation/ it is split off the training images."""
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
     _check_nonempty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
     supplied = _list(folders["validation"], names, bad) if "validation" in folders else None
     rarest = int(np.bincount(train[1]).min())
-    held_out = 0 if supplied else config.validation_per_class or max(1, rarest // 10)
+    validation_size = 0 if supplied else config.validation_per_class or max(1, rarest // 10)
     count = config.train_per_class or len(train[1])
-    # The held-out part comes first, so that a smaller training set keeps the same validation.
-    validation, chosen, _ = stratified_split(train[1], (held_out, count), seed=config.split_seed)
-    return [_take(train, chosen), supplied or _take(train, validation), test]
+    sizes = (validation_size, count)
+    # Validation images are drawn first, so that a smaller training set has the same ones.
+    validation, training, _ = stratified_split(train[1], sizes, seed=config.split_seed)
+    return [_take(train, training), supplied or _take(train, validation), test]
 
 
 def _check_nonempty(
     root: Path, split: str, names: Sequence[str], targets: np.ndarray, *, folder: Path | None
 ) -> None:
-    """Raises InputError with every class without images, and the other files in its folder."""
+    """Raises InputError naming the classes without images and other files in their folders."""
     counts = np.bincount(targets, minlength=len(names))
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty:
-        shown = [_without(name, folder) for name in empty[:MAX_LINES]]
+        shown = [_describe_empty_class(name, folder) for name in empty[:MAX_LINES]]
         more = f" and {len(empty) - MAX_LINES:,} more" if len(empty) > MAX_LINES else ""
         classes = "class" if len(empty) == 1 else "classes"
         remedy = f"{classes} {', '.join(shown)}{more} {'has' if len(empty) == 1 else 'have'} no"
@@ -294,8 +294,8 @@ def _check_nonempty(
         raise InputError("real.path", root, remedy)
 
 
-def _without(name: str, folder: Path | None) -> str:
-    """`'cat' (12 .heic)`."""
+def _describe_empty_class(name: str, folder: Path | None) -> str:
+    """The name of a class, with other files in its folder: `'cat' (12 .heic)`."""
     kinds = _no_pictures(folder / name) if folder else {}
     contents = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     return f"{name!r} ({contents})" if contents else repr(name)

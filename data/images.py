@@ -15,34 +15,34 @@ import numpy as np
 from PIL import Image, ImageOps
 from semix.data.files import open_regular
 
-MAX_PIXELS = 4096 * 4096  # four times the side that any model here generates
-# Pixels of a user's picture: as many as phones and most cameras take.
-MAX_TAKEN = 1 << 27
+MAX_PIXELS = 4096 * 4096  # models here generate at most a quarter of this side
+# Pixels of a user's picture: as many as phones and nearly all cameras take.
+MAX_PICTURE_PIXELS = 1 << 27
 MAX_BYTES = 1 << 28  # of a user's picture
-MAX_AT_ONCE = 1 << 28  # pixels of pictures decoded at once by all threads, 8 to 16 bytes each
-BEHIND = "white"  # background of transparent pixels
-MAX_SCANS = 64  # of a progressive JPEG; ours has one, common tools write about ten
+MAX_PIXELS_AT_ONCE = 1 << 28  # of all threads; a pixel takes 8 to 16 bytes
+BACKGROUND = "white"  # background of transparent pixels
+MAX_SCANS = 64  # of a progressive JPEG; semix writes one, common tools about ten
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xff\xda"
 ANIMATED = 0x02  # flag of an extended WebP
-MAX_DRAWN = 1 << 31  # pixels in all scans of a user's picture together
+MAX_SCANNED_PIXELS = 1 << 31  # pixels in all scans of a user's picture together
 # The next marker: within a scan 0xFF is followed by zero, or by the number of a restart.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
-FOREIGN = {  # other formats of files that are named like pictures, by their first bytes
+UNSUPPORTED = {  # kinds of files that may be named like pictures, by their first bytes
     "HTML or XML": rb"\s*<",
     "HEIC": rb"....ftyp(?:he|mif|msf)",
     "AVIF": rb"....ftypavi",
     "BigTIFF": rb"II\+\0|MM\0\+",
 }
-TAKEN = {  # formats of users' pictures only: Pillow's readers that get a size without decoding
+PICTURE_READERS = {  # further formats of users' pictures, whose size Pillow reads without decoding
     "TIFF": rb"II\*\0|MM\0\*",
     "BMP": rb"BM",
     "GIF": rb"GIF8[79]a",
 }
-DEEP = ("I;16", "I;16B", "I;16L")  # Pillow's modes of 16 bits and one channel
+MODES_16_BIT = ("I;16", "I;16B", "I;16L")  # Pillow's modes of 16 bits and one channel
 WHITE_IS_ZERO, PHOTOMETRIC, TILE_WIDTH, TILE_HEIGHT = 0, 262, 322, 323  # of a TIFF's tags
 PICTURES = "PNG, JPEG, WebP, TIFF, BMP or GIF"  # formats of users' pictures
-JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # frames; the others are tables
+JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers with a size; the three are tables
 
 
 def encode_image(pixels: np.ndarray, extension: str) -> bytes:
@@ -57,8 +57,8 @@ def decode_image(content: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Decode the bytes of a file to uint8 [H, W, 3].
 
     Raises:
-        ValueError: not one whole still image, or more than `max_pixels`, which the header tells:
-            a few bytes can claim gigabytes of one colour.
+        ValueError: not one complete still image, or by its header more than `max_pixels`: a file of
+            a few bytes can decode to gigabytes of one colour.
     """
     try:
         check_header(content, max_pixels=max_pixels)
@@ -86,22 +86,22 @@ def load_square(path: Path, size: int) -> np.ndarray:
 
     Raises:
         OSError: with an `errno`, it cannot be read; without, it is not a picture, is animated, has
-            several pages, more than 16 bits per channel, or more than `MAX_TAKEN` pixels, which
-            its header tells before anything is decoded.
+            several pages, more than 16 bits per channel, or more than `MAX_PICTURE_PIXELS`
+            pixels, which the header shows before anything is decoded.
     """
     try:
         content = _content(path)
         width, height = picture_size(content)
-        if width * height > MAX_TAKEN:
-            most = f"at most {MAX_TAKEN} are decoded; save it smaller"
-            raise ValueError(f"{width} x {height} pixels, {most}")
-        with _decode_budget.taken(width * height):
+        if width * height > MAX_PICTURE_PIXELS:
+            limit = f"at most {MAX_PICTURE_PIXELS} are decoded; save it smaller"
+            raise ValueError(f"{width} x {height} pixels, {limit}")
+        with _decode_budget.reserve(width * height):
             return _square(content, size, claimed=width * height)
     except (OSError, MemoryError):
         raise
     except ValueError as error:
         raise OSError(str(error)) from None
-    except Exception as error:  # as above
+    except Exception as error:  # of any type, as in `decode_image`
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
@@ -113,19 +113,19 @@ class DecodeBudget:
         os.register_at_fork(after_in_child=self._begin)  # a fork has no threads of its parent
 
     def _begin(self) -> None:
-        self._left, self._changed = MAX_AT_ONCE, Condition()
+        self._available, self._changed = MAX_PIXELS_AT_ONCE, Condition()
 
     @contextmanager
-    def taken(self, pixels: int) -> Iterator[None]:
-        """Wait until this many pixels are left; they are returned at the end of the block."""
+    def reserve(self, pixels: int) -> Iterator[None]:
+        """Wait until this many pixels are available, and hold them until the end of the block."""
         with self._changed:
-            self._changed.wait_for(lambda: self._left >= pixels)
-            self._left -= pixels
+            self._changed.wait_for(lambda: self._available >= pixels)
+            self._available -= pixels
         try:
             yield
         finally:
             with self._changed:
-                self._left += pixels
+                self._available += pixels
                 self._changed.notify_all()
 
 
@@ -141,7 +141,7 @@ def _content(path: Path) -> bytes:
 
 
 def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
-    with Image.open(io.BytesIO(content), formats=[*READERS, *TAKEN]) as image:
+    with Image.open(io.BytesIO(content), formats=[*READERS, *PICTURE_READERS]) as image:
         if image.width * image.height > claimed:
             raise ValueError(f"{image.width} x {image.height} pixels, its first header says fewer")
         # Cameras append a second, smaller or deeper, picture to a JPEG.
@@ -149,44 +149,44 @@ def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
             raise ValueError("it is animated or has several pages; save one of them")
         _check_bit_depth(image)
         ImageOps.exif_transpose(image, in_place=True)
-        upright = _opaque(image, deep=image.format == "PNG" and content[24] == 16)
+        upright = _opaque(image, is_16_bit=image.format == "PNG" and content[24] == 16)
     return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
 
 
 def _check_bit_depth(image: Image.Image) -> None:
     """Raises ValueError for pixels of unknown range, or that Pillow would invert."""
     if image.mode == "F" or (image.mode.startswith("I") and image.format == "TIFF"):
-        if image.mode not in DEEP:
+        if image.mode not in MODES_16_BIT:
             raise ValueError(f"pixels of mode {image.mode}; save it with 8 or 16 bits per channel")
         if image.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO:
             raise ValueError("16 bits where 0 is white; save it with 0 as black")
 
 
-def _opaque(image: Image.Image, *, deep: bool) -> Image.Image:
-    """Convert to RGB, over a plain background; `deep` if the file has 16 bits per channel."""
+def _opaque(image: Image.Image, *, is_16_bit: bool) -> Image.Image:
+    """Convert to RGB over a plain background; `is_16_bit`: the file has 16 bits per channel."""
     key = image.info.get("transparency")
     if image.mode.startswith("I"):  # Pillow would cut these at 255 instead of scaling them
         values = np.asarray(image).astype(np.uint16)
-        quotient, rest = np.divmod(values, 257)
-        grey = (quotient + (rest > 128)).astype(np.uint8)
+        quotient, remainder = np.divmod(values, 257)
+        grey = (quotient + (remainder > 128)).astype(np.uint8)
         if key is not None:
             grey[values == key] = 255
         return Image.fromarray(grey).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
-    if deep and key is not None:  # only the high bytes of colours are decoded
+    if is_16_bit and key is not None:  # only the high bytes of colours are decoded
         image.info["transparency"] = tuple(value >> 8 for value in key)
     image = image.convert("RGBA")
-    opaque = Image.new("RGB", image.size, BEHIND)
+    opaque = Image.new("RGB", image.size, BACKGROUND)
     opaque.paste(image, mask=image)
     return opaque
 
 
 def check_header(content: bytes, *, max_pixels: int) -> None:
-    """Refuse an image that is cut, has bytes after its end, or would be costly to decode.
+    """Reject an image that is cut, has bytes after its end, or would be costly to decode.
 
-    Pillow allocates the whole canvas of a WebP to get its size, and draws each scan of a JPEG over
-    the whole picture, however many there are. It accepts a PNG without its end, and ignores
+    Pillow allocates the whole canvas of a WebP to get its size, and draws each of the scans of
+    a JPEG, which may be many, over the whole picture. It accepts a PNG without its end, and ignores
     bytes after the end of any image.
 
     Raises:
@@ -201,23 +201,23 @@ def check_header(content: bytes, *, max_pixels: int) -> None:
 def picture_size(content: bytes) -> tuple[int, int]:
     """Width and height in the header of a user's picture.
 
-    It allows what cameras and tools write: bytes after the end, many scans.
+    Unlike `check_header`, it allows bytes after the end and many scans, which cameras write.
 
     Raises:
-        ValueError: it is cut within its header, has none of our formats, or so many scans that
+        ValueError: it is cut within its header, is of another format, or has so many scans that
             it would take minutes to decode.
     """
     encoding = _encoding_of(content)
     if encoding is not None:
         return encoding.size(content)
-    for reader, start in TAKEN.items():
+    for reader, start in PICTURE_READERS.items():
         if re.match(start, content):
             return _size_by_pillow(content, reader)
-    raise ValueError(_foreign(content))
+    raise ValueError(_unsupported_kind(content))
 
 
 def _size_by_pillow(content: bytes, reader: str) -> tuple[int, int]:
-    """The size in the header; for a tiled TIFF at least one tile, which is decoded whole."""
+    """The size in the header; at least that of a tile of a TIFF, which is decoded at once."""
     with Image.open(io.BytesIO(content), formats=[reader]) as image:
         tags = image.getexif() if reader == "TIFF" else {}
         width, height = tags.get(TILE_WIDTH, 0), tags.get(TILE_HEIGHT, 0)
@@ -231,10 +231,10 @@ class Encoding:
     Attributes:
         reader: Pillow's name of the format.
         start: regular expression of its first bytes.
-        check: raises as `check_header` does, given the most pixels.
+        check: raises as `check_header`; its arguments are the content and `max_pixels`.
         size: width and height, as from `picture_size`.
-        bytes_at: mean bytes of our files by side, for CIFAR-10 images (32) and photographs (224,
-            512), Pillow 13. Generated images differ by 10 to 30 %.
+        bytes_at: mean bytes of files by side in pixels, for CIFAR-10 images (32) and photographs
+            (224, 512), with Pillow 13. Generated images differ by 10 to 30 %.
     """
 
     reader: str
@@ -257,10 +257,10 @@ def _encoding_of(content: bytes) -> Encoding | None:
     return next(matching, None)
 
 
-def _foreign(content: bytes) -> str:
+def _unsupported_kind(content: bytes) -> str:
     if not content:
         return "it is empty"
-    kinds = [kind for kind, start in FOREIGN.items() if re.match(start, content, re.DOTALL)]
+    kinds = [kind for kind, start in UNSUPPORTED.items() if re.match(start, content, re.DOTALL)]
     return f"it is {kinds[0] if kinds else 'something else'}, no {PICTURES}"
 
 
@@ -277,7 +277,7 @@ def _png_size(content: bytes) -> tuple[int, int]:
 def _check_jpeg(content: bytes, max_pixels: int) -> None:
     """Check end and scans; Pillow reads the size later, without allocating memory."""
     _check_end(content.endswith(JPEG_END))
-    # Inside a scan 0xFF is always followed by zero, so this counts scans, or more than them.
+    # Inside a scan 0xFF is always followed by zero, so this count is at least that of the scans.
     if content.count(JPEG_SCAN) > MAX_SCANS:
         raise ValueError(f"more than {MAX_SCANS} scans")
 
@@ -285,17 +285,17 @@ def _check_jpeg(content: bytes, max_pixels: int) -> None:
 def _jpeg_size(content: bytes) -> tuple[int, int]:
     """The largest width and height of its frames. Raises ValueError for too many scans."""
     width = height = scans = 0
-    at = len(JPEG_START) - 1
-    while (marker := JPEG_MARKER.search(content, at)) and marker[1] != JPEG_END[1:]:
-        at = marker.end()
-        if marker[1][0] in JPEG_SIZES:
-            tall, wide = struct.unpack(">HH", _bytes(content, at + 3, at + 7))
+    offset = len(JPEG_START) - 1
+    while (marker := JPEG_MARKER.search(content, offset)) and marker[1] != JPEG_END[1:]:
+        offset = marker.end()
+        if marker[1][0] in JPEG_FRAMES:
+            tall, wide = struct.unpack(">HH", _bytes(content, offset + 3, offset + 7))
             width, height = max(width, wide), max(height, tall)
         scans += marker[1] == JPEG_SCAN[1:]
-        at += int.from_bytes(_bytes(content, at, at + 2))
+        offset += int.from_bytes(_bytes(content, offset, offset + 2))
     if not scans:
         raise ValueError("it is cut")
-    if scans * width * height > MAX_DRAWN:
+    if scans * width * height > MAX_SCANNED_PIXELS:
         raise ValueError(f"{scans} scans over {width} x {height} pixels; save it as baseline")
     return width, height
 
@@ -308,7 +308,7 @@ def _check_webp(content: bytes, max_pixels: int) -> None:
     _check_size(*_webp_size(content), max_pixels)
 
 
-def _whole_webp_size(content: bytes) -> tuple[int, int]:
+def _complete_webp_size(content: bytes) -> tuple[int, int]:
     end = 8 + int.from_bytes(_bytes(content, 4, 8), "little")
     _bytes(content, end, end)
     return _webp_size(content)
@@ -319,13 +319,13 @@ def _webp_size(content: bytes) -> tuple[int, int]:
     if kind == b"VP8X":
         width = int.from_bytes(_bytes(content, 24, 27), "little") + 1
         height = int.from_bytes(_bytes(content, 27, 30), "little") + 1
-    elif kind == b"VP8L":  # after a signature byte 14 bits each
+    elif kind == b"VP8L":  # 14 bits per side, after a signature byte
         bits = int.from_bytes(_bytes(content, 21, 25), "little")
         width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    elif kind == b"VP8 ":  # after frame tag and start code 14 bits each, 2 of scaling
+    elif kind == b"VP8 ":  # after frame tag and start code: 14 bits per side, 2 of scaling
         width, height = (side & 0x3FFF for side in struct.unpack("<HH", _bytes(content, 26, 30)))
     else:
-        raise ValueError(f"its first part is {kind!r}")
+        raise ValueError(f"its first chunk is {kind!r}")
     return width, height
 
 
@@ -340,13 +340,13 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise ValueError(f"{width} x {height} pixels, at most {max_pixels}")
 
 
-def _check_end(whole: bool) -> None:
-    if not whole:
+def _check_end(complete: bool) -> None:
+    if not complete:
         raise ValueError("it is cut, or has bytes after its end")
 
 
 # WebP's method 0 is about fifteen times cheaper than Pillow's default PNG, for 9 % more bytes at
-# 512 pixels. JPEG moves labels, because CLIP and training would see other pixels.
+# 512 pixels. JPEG moves labels, because CLIP and training see its altered pixels.
 ENCODINGS: dict[str, Encoding] = {
     "webp": Encoding(
         reader="WEBP",
@@ -354,7 +354,7 @@ ENCODINGS: dict[str, Encoding] = {
         lossless=True,
         start=rb"RIFF....WEBP",
         check=_check_webp,
-        size=_whole_webp_size,
+        size=_complete_webp_size,
         bytes_at={32: 1_664, 224: 77_000, 512: 346_000},
     ),
     "png": Encoding(
@@ -376,5 +376,5 @@ ENCODINGS: dict[str, Encoding] = {
         bytes_at={32: 1_284, 224: 31_000, 512: 132_000},
     ),
 }
-# Pillow picks a reader by content; only these may run, whatever the file is called.
+# Pillow selects a reader by content, not by file name; only these readers may run.
 READERS = [encoding.reader for encoding in ENCODINGS.values()]

@@ -1,4 +1,4 @@
-"""Indices: `index/N.json` lists the shards that a training run pins, one per line."""
+"""Indices: `index/N.json` lists shards, one per line; a training run pins one index."""
 
 import hashlib
 import logging
@@ -25,8 +25,8 @@ from semix.data.store import Store
 from semix.data.strict_json import read_strictly
 
 INDEX = re.compile(rf"{INDICES}/(\d{{1,9}})\.json")
-MAX_BYTES = 2048 * MIB  # bytes; a million shards are some 600
-LINES = 1000  # parsed at a time, which bounds memory
+MAX_BYTES = 2048 * MIB  # bytes; a million shards take some 600 MiB
+LINES_AT_A_TIME = 1000  # that are parsed together, which bounds memory
 ROW = np.dtype(
     [
         *((name, "i4") for name in ("shard", "groups")),
@@ -45,7 +45,7 @@ log = logging.getLogger("semix.root")
 class ShardRows:
     """Shards as rows of one array, ascending: a million of them in half a gigabyte.
 
-    A row also has the time of its commit record, where that was listed.
+    A row also has the time of its commit record, if that was listed, else 0.
     """
 
     def __init__(self, array: np.ndarray) -> None:
@@ -53,7 +53,7 @@ class ShardRows:
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> "ShardRows":
-        """Rows of these entries, in any order; of a shard that comes twice, the last counts."""
+        """The rows of entries in any order; the last entry of a shard counts."""
         rows = np.array([_row(entry) for entry in entries], ROW)
         _, last = np.unique(rows["shard"][::-1], return_index=True)
         return cls(rows[::-1][last])
@@ -88,21 +88,21 @@ class ShardRows:
     def digest(self) -> str:
         """Identity of images, labels and features; it does not depend on when they were made."""
         columns = (self.array[name] for name in ("shard", "sha256", "features_sha256"))
-        return reduce(_hashed, columns, hashlib.sha256()).hexdigest()
+        return reduce(_update_hash, columns, hashlib.sha256()).hexdigest()
 
 
 class Index:
     """An index of a root.
 
     Attributes:
-        digest: identity of what it pins.
+        digest: identity of the shards that it pins.
     """
 
     def __init__(self, name: str, plan: str, rows: ShardRows) -> None:
         self.name, self.plan, self.rows, self.digest = name, plan, rows, rows.digest
 
     def shards(self) -> list[ShardEntry]:
-        """All of them, ascending."""
+        """The entries of all shards, ascending."""
         return list(self.rows)
 
 
@@ -141,7 +141,7 @@ def newest_index(store: Store, plan_digest: str) -> Index | None:
 
 
 def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
-    """Write an index of these shards; returns its name, or that of an equal newest one."""
+    """Write an index of these shards; returns its name, or the newest index if that is equal."""
     names = index_names(store)
     content = index_text(plan, rows)
     if (
@@ -156,13 +156,13 @@ def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
     return f"{INDICES}/{number}.json"
 
 
-class _Head(StoredFile):
-    """The first line; it, or an entry, names a newer version."""
+class _FirstLine(StoredFile):
+    """The first line of an index, which names a newer version, if any."""
 
     WHAT = "index"
 
     plan: Digest
-    shards: list[Any] = Field(max_length=0)  # they begin on the next line
+    shards: list[Any] = Field(max_length=0)  # empty: the entries follow from the next line on
 
 
 class _Entries(RootModel[list[ShardEntry]]):
@@ -184,15 +184,15 @@ def read_index(content: bytes, *, where: str = "") -> tuple[str, ShardRows]:
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"index: {len(content)} bytes, at most {MAX_BYTES} are read")
-    # By offsets: a million shards are half a gigabyte, which should not be copied.
+    # By offsets, because half a gigabyte, as of a million shards, should not be copied.
     start, end = content.find(b"\n") + 1, content.rfind(b"\n]}")
     if end < start or content[end + 3 :].strip():
         raise ValueError("index: it has bytes after its end, or is cut")
-    plan = _Head.read(content[:start] + b"]}", where=where).plan
+    plan = _FirstLine.read(content[:start] + b"]}", where=where).plan
     array, count = np.empty(content.count(b"\n", start, end) + 1, ROW), 0
-    for part in _parts(content, start, end):
-        parsed = _entries(part, where)
-        array[count : count + len(parsed)] = parsed  # a ValueError, if lines hold several each
+    for block in _line_blocks(content, start, end):
+        parsed = _entries(block, where)
+        array[count : count + len(parsed)] = parsed  # a ValueError if a line holds several entries
         count += len(parsed)
     rows = ShardRows(array[:count])
     if (np.diff(rows.numbers) <= 0).any():
@@ -200,11 +200,11 @@ def read_index(content: bytes, *, where: str = "") -> tuple[str, ShardRows]:
     return plan, rows
 
 
-def _parts(content: bytes, start: int, end: int) -> Iterator[bytes]:
-    """Blocks of some lines, without the comma at the end."""
+def _line_blocks(content: bytes, start: int, end: int) -> Iterator[bytes]:
+    """Blocks of `LINES_AT_A_TIME` lines, without the comma at the end."""
     while start < end:
         stop = start
-        for _ in range(LINES):
+        for _ in range(LINES_AT_A_TIME):
             stop = content.find(b"\n", stop, end) + 1
             if not stop:
                 stop = end + 1
@@ -248,6 +248,6 @@ def _entry(row: np.void) -> ShardEntry:
     return ShardEntry.model_construct(**values, tar=tar, features=file)
 
 
-def _hashed(digest: Any, column: np.ndarray) -> Any:
+def _update_hash(digest: Any, column: np.ndarray) -> Any:
     digest.update(np.ascontiguousarray(column).tobytes())
     return digest

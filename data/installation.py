@@ -1,4 +1,4 @@
-"""The distribution that this code was installed from, and how to add an extra to it."""
+"""The distribution that this code was installed from, and the command that adds an extra."""
 
 import json
 import shlex
@@ -9,12 +9,12 @@ DISTRIBUTION = "semix-calibration"  # PyPI's `semix` is a semiconductor simulato
 
 
 def install_command(extra: str) -> str:
-    """The pip command that adds an extra to this installation: a clone, a wheel, or by name."""
+    """The pip command that adds an extra to this installation: from a clone, a wheel or PyPI."""
     try:
-        origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+        record = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:  # run from a folder of source files
-        origin = {}
-    address = urlsplit(origin.get("url", ""))
-    source = unquote(address.path) if address.scheme == "file" else DISTRIBUTION
-    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    return f"pip install {editable}{shlex.quote(f'{source}[{extra}]')}"
+        record = {}
+    url = urlsplit(record.get("url", ""))
+    requirement = unquote(url.path) if url.scheme == "file" else DISTRIBUTION
+    editable = "-e " if record.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}{shlex.quote(f'{requirement}[{extra}]')}"

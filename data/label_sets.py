@@ -1,4 +1,4 @@
-"""Label sets: further labels over the images of a root, shard by shard."""
+"""Label sets: additional labels for the images of a root, one file per shard."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,10 +24,10 @@ from semix.data.records import Attempts, numbered_folders, record_infos
 from semix.data.root import Root, RootProgress
 from semix.data.store import FileInfo
 
-ROOT, IMAGES = "root", "images"  # where features come from, besides another set
-SHORTEST = 6  # digits of an abbreviated digest
+ROOT, IMAGES = "root", "images"  # sources of features, besides another set
+MIN_DIGITS = 6  # digits of an abbreviated digest
 PROJECTION = "projection"  # the one rule of labels that has a scale
-AT_ONCE = 64  # label files read at once; one shard's file has some ten kilobytes
+LABEL_FILES_AT_ONCE = 64  # files read in parallel; each has some ten kilobytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LabelHeader:
 
 
 class NotLabelled(ValueError):
-    """A shard has no labels of a set, or those of other images."""
+    """A shard has no labels of a set, or the labels there are of other images."""
 
 
 class LabelSet:
@@ -66,7 +66,7 @@ class LabelSet:
 
     def __init__(self, root: Root, digest: str) -> None:
         self.root, self.store = root, root.store
-        self.digest = _resolved(root, digest)
+        self.digest = _resolve(root, digest)
         self.folder = f"{SETS}/{self.digest}"
         self.record = _read_set(root, self.digest)
         self.prototypes = f"{self.folder}/{PROTOTYPES}"
@@ -75,14 +75,14 @@ class LabelSet:
 
     @cached_property
     def feature_source(self) -> "LabelSet | None":
-        """The set that stores the features of these labels; None where the root stores them."""
+        """The set that stores the features of these labels; None if the root stores them."""
         source = self.record.features
         if source == ROOT:
             return None
         return self if source == IMAGES else LabelSet(self.root, source)
 
     def headers(self) -> dict[int, LabelHeader]:
-        """Headers of the labels of images that are committed now, by shard ascending."""
+        """Headers of the labels that are of the committed images, by shard ascending."""
         self._refresh()
         images = self.root.images()
         known = ((shard, header) for shard, (_, header) in sorted(self._headers.items()) if header)
@@ -94,12 +94,12 @@ class LabelSet:
 
     def missing(self) -> list[int]:
         """Shards whose images are committed and not labelled."""
-        done = self.headers()
-        return [shard for shard in self.root.images() if shard not in done]
+        labelled = self.headers()
+        return [shard for shard in self.root.images() if shard not in labelled]
 
     def header(self, shard: int) -> LabelHeader | None:
-        """The header of a shard's stored labels, whichever images they belong to."""
-        return dict(self._read([shard])).get(shard)
+        """The header of a shard's stored labels, even if they are of other images."""
+        return dict(self._read_headers([shard])).get(shard)
 
     def is_committed(self, shard: int, images: str) -> bool:
         """Whether the tar with this sha256 is labelled."""
@@ -112,7 +112,7 @@ class LabelSet:
         Args:
             images: sha256 of the tar that they must belong to; the committed one by default.
         Raises:
-            NotLabelled: there are none, or they are of other images.
+            NotLabelled: the shard has no labels, or labels of other images.
             ValueError: they are damaged.
         """
         name = self.name(shard)
@@ -124,7 +124,7 @@ class LabelSet:
         except FileNotFoundError:
             raise NotLabelled(f"{name}: shard {shard} has no labels of this set") from None
         try:
-            stored = self._checked(content, shard)
+            stored = self._parse(content, shard)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         if stored.images != images:
@@ -139,11 +139,11 @@ class LabelSet:
         groups: Sequence[SeriesLabels],
         features: File | None = None,
     ) -> bool:
-        """Publish a shard's labels in one object; False if it has labels of these images.
+        """Publish a shard's labels as one file; False if it has labels of these images already.
 
         Args:
             images: sha256 of the tar that they belong to.
-            features: file stored beside them.
+            features: file that is stored beside the labels.
         """
         record = ShardLabels(
             spec=spec_digest(self.digest, shard),
@@ -165,7 +165,7 @@ class LabelSet:
         return record_name(shard, self.folder)
 
     def stem(self, shard: int) -> str:
-        """The same without extension, for files that are stored beside the labels."""
+        """`name` without its extension, for files that are stored beside the labels."""
         return shard_stem(shard, self.folder)
 
     def record_failure(self, failure: Failure) -> None:
@@ -173,7 +173,7 @@ class LabelSet:
         self._attempts.add(failure)
 
     def failed_attempts(self, missing: Sequence[int]) -> dict[int, int]:
-        """The number of failed attempts at each of these shards, where any failed; none is read."""
+        """Failed attempts at each of these shards that has any; no record of them is read."""
         return {s: len(numbers) for s, numbers in self._attempts.numbers(missing).items()}
 
     def failures(self) -> dict[int, list[Failure]]:
@@ -183,7 +183,7 @@ class LabelSet:
     def progress(self) -> RootProgress:
         """How many of the shards that have images are labelled."""
         images, headers = self.root.progress(), self.headers()
-        groups, series = sum(h.groups for h in headers.values()), self.root.plan.images_per_group
+        groups, count = sum(h.groups for h in headers.values()), self.root.plan.images_per_group
         return RootProgress(
             shards=images.done,
             done=len(headers),
@@ -191,7 +191,7 @@ class LabelSet:
             groups=images.groups_done,
             groups_done=groups,
             images=images.images_done,
-            images_done=groups * series,
+            images_done=groups * count,
             left_out=0,
             seconds=0.0,
             stages={},
@@ -213,9 +213,9 @@ class LabelSet:
         }
 
     def _failed(self) -> Mapping[int, Sequence[int]]:
-        done = set(self.done())
+        labelled = set(self.done())
         planned = range(self.root.plan.num_shards)
-        return self._attempts.numbers(shard for shard in planned if shard not in done)
+        return self._attempts.numbers(shard for shard in planned if shard not in labelled)
 
     def _refresh(self) -> None:
         """Read the headers of labels that are new or changed."""
@@ -228,22 +228,23 @@ class LabelSet:
         self._headers = {s: known[s] for s, f in listed.items() if s in known and known[s][0] == f}
         unread = [shard for shard in listed if shard not in self._headers]
         self._headers |= {shard: (listed[shard], None) for shard in unread}
-        for shard, header in self._read(unread):
+        for shard, header in self._read_headers(unread):
             self._headers[shard] = listed[shard], header
 
-    def _read(self, shards: Iterable[int]) -> Iterator[tuple[int, LabelHeader]]:
-        """Headers of the labels that can be read."""
+    def _read_headers(self, shards: Iterable[int]) -> Iterator[tuple[int, LabelHeader]]:
+        """Shard and header for each of these shards whose labels can be read."""
         names = {self.name(shard): shard for shard in shards}
-        for start in range(0, len(names), AT_ONCE):
-            some = list(names)[start : start + AT_ONCE]
-            for name, content in self.store.get_many(some, max_bytes=ShardLabels.MAX_BYTES).items():
+        for start in range(0, len(names), LABEL_FILES_AT_ONCE):
+            batch = list(names)[start : start + LABEL_FILES_AT_ONCE]
+            contents = self.store.get_many(batch, max_bytes=ShardLabels.MAX_BYTES)
+            for name, content in contents.items():
                 try:
-                    stored = self._checked(content, names[name])
+                    stored = self._parse(content, names[name])
                 except ValueError:
                     continue
                 yield names[name], LabelHeader(stored.images, len(stored.groups), stored.features)
 
-    def _checked(self, content: bytes, shard: int) -> ShardLabels:
+    def _parse(self, content: bytes, shard: int) -> ShardLabels:
         stored = ShardLabels.read(content, where=f"{self.store.url}/{self.name(shard)}")
         if (stored.shard, stored.spec) != (shard, spec_digest(self.digest, shard)):
             raise ValueError("these labels are of another set or shard")
@@ -262,17 +263,17 @@ def create_set(root: Root, record: LabelSetRecord) -> LabelSet:
     return LabelSet(root, record.digest)
 
 
-def _resolved(root: Root, digest: str) -> str:
+def _resolve(root: Root, digest: str) -> str:
     if re.fullmatch("[0-9a-f]{64}", digest) and root.store.exists(f"{SETS}/{digest}/set.json"):
         return digest
-    known = label_sets(root)
-    matching = [d for d in known if d.startswith(digest)]
-    if len(matching) == 1 and len(digest) >= SHORTEST:
+    digests = label_sets(root)
+    matching = [d for d in digests if d.startswith(digest)]
+    if len(matching) == 1 and len(digest) >= MIN_DIGITS:
         return matching[0]
-    available = ", ".join(d[:12] for d in known) or "none; make one with `semix relabel`"
-    problem = "several sets begin so" if len(matching) > 1 else "is no label set here"
-    if len(digest) < SHORTEST:
-        problem = f"give at least {SHORTEST} digits of its name"
+    available = ", ".join(d[:12] for d in digests) or "none; make one with `semix relabel`"
+    problem = "several sets begin with it" if len(matching) > 1 else "is no label set here"
+    if len(digest) < MIN_DIGITS:
+        problem = f"give at least {MIN_DIGITS} digits of its name"
     raise InputError("labels", digest, f"{problem}; {root.url} has: {available}")
 
 

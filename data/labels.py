@@ -1,4 +1,4 @@
-"""Soft labels: of an image between two classes, and sparse ones of a whole dataset."""
+"""Soft labels of images between two classes, and sparse labels of a whole dataset."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def sharpen(weight: Tensor, scale: float) -> Tensor:
 
 
 def soft_labels(weight: Tensor, first: Tensor, second: Tensor, num_classes: int) -> Tensor:
-    """Labels with `weight` on the first class of each pair and the rest on the second.
+    """Labels with `weight` on the first class of each pair and 1 - weight on the second.
 
     Args:
         weight: [N] in [0, 1]; first, second: class indices, int64 [N].
@@ -42,14 +42,14 @@ def soft_labels(weight: Tensor, first: Tensor, second: Tensor, num_classes: int)
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """Labels of G groups of A images over K classes, at most m of which are in one label.
+    """Labels of G series of A images over K classes, at most m of which are in one label.
 
-    An image has two of a thousand classes, so that dense labels would fill the memory.
+    Dense labels would fill the memory: an image has two of perhaps a thousand classes.
 
     Attributes:
         probabilities: float32 [G, A, m].
-        classes: int32 [G, A, m]; stored once where images share them. Padding entries of a
-            shorter label have probability 0.
+        classes: int32 [G, A, m]; stored once if all images share them. Shorter labels are
+            padded with probability 0.
     """
 
     probabilities: Tensor
@@ -57,15 +57,15 @@ class SoftLabels:
     num_classes: int
 
     def of_class(self, groups: Tensor, target: Tensor) -> Tensor:
-        """Probability of one class in all images of a group.
+        """Probability of one class in all images of a series.
 
         Args:
-            groups, target: int64 [B].
+            groups, target: indices of series and classes, int64 [B].
         Returns:
             [B, A].
         """
-        theirs = self.classes[groups] == target[:, None, None]  # [B, A, m]
-        return torch.where(theirs, self.probabilities[groups], 0.0).sum(-1)
+        matches = self.classes[groups] == target[:, None, None]  # [B, A, m]
+        return torch.where(matches, self.probabilities[groups], 0.0).sum(-1)
 
     def dense(self, groups: Tensor, positions: Tensor) -> Tensor:
         """Labels of single images, float32 [..., K]; the indices broadcast together."""
@@ -75,27 +75,27 @@ class SoftLabels:
 
 
 def sparse_arrays(series: Sequence[Sequence[SparseLabel]]) -> tuple[np.ndarray, np.ndarray]:
-    """Turn the labels of some groups, in the format of records, into arrays.
+    """Turn the labels of some series, in the format of records, into arrays.
 
     Args:
-        series: the label of each image of each group.
+        series: the label of each image of each series.
     Returns:
         probabilities float32 and classes int32, [g, A, m].
     """
-    longest = max(len(label) for images in series for label in images)
-    filled: Any = [
-        [[*label, *[(0, 0.0)] * (longest - len(label))] for label in images] for images in series
+    width = max(len(label) for images in series for label in images)
+    padded: Any = [
+        [[*label, *[(0, 0.0)] * (width - len(label))] for label in images] for images in series
     ]
-    pairs = np.array(filled, dtype=np.float64)  # exact for class indices
+    pairs = np.array(padded, dtype=np.float64)  # exact for class indices
     return pairs[..., 1].astype(np.float32), pairs[..., 0].astype(np.int32)
 
 
-def joined(parts: Sequence[tuple[np.ndarray, np.ndarray]], *, num_classes: int) -> SoftLabels:
-    """Join the labels of some groups at a time to those of all groups."""
-    longest = max(probabilities.shape[2] for probabilities, _ in parts)
+def joined(chunks: Sequence[tuple[np.ndarray, np.ndarray]], *, num_classes: int) -> SoftLabels:
+    """Join chunks of the labels of some series to the labels of all series."""
+    width = max(probabilities.shape[2] for probabilities, _ in chunks)
     probabilities, classes = (
-        torch.from_numpy(np.concatenate([_widened(part[which], longest) for part in parts]))
-        for which in (0, 1)
+        torch.from_numpy(np.concatenate([_widened(chunk[item], width) for chunk in chunks]))
+        for item in (0, 1)
     )
     return SoftLabels(probabilities, shared(classes), num_classes)
 
@@ -108,25 +108,25 @@ def sharpened(weights: Tensor, classes: Tensor, scale: float, *, num_classes: in
         scale: of `sharpen`.
     """
     first = sharpen(weights.flatten(), scale).view_as(weights)
-    each = classes.int()[:, None].expand(-1, first.shape[1], -1)
-    return SoftLabels(torch.stack([first, 1 - first], dim=-1), each, num_classes)
+    expanded = classes.int()[:, None].expand(-1, first.shape[1], -1)
+    return SoftLabels(torch.stack([first, 1 - first], dim=-1), expanded, num_classes)
 
 
 def by_ratio(mixtures: Tensor, classes: Tensor, *, num_classes: int) -> SoftLabels:
-    """The conditioning weights as labels, independent of what the image shows.
+    """The conditioning weights as labels, which do not depend on the images.
 
     Args:
         mixtures: float32 [G, A, k]; classes: int64 [G, k].
     """
-    each = classes.int()[:, None].expand(-1, mixtures.shape[1], -1)
-    return SoftLabels(mixtures, each, num_classes)
+    expanded = classes.int()[:, None].expand(-1, mixtures.shape[1], -1)
+    return SoftLabels(mixtures, expanded, num_classes)
 
 
 def shared(classes: Tensor) -> Tensor:
-    """The same [G, A, m], stored once where all groups, or all images of a group, share it."""
-    for once in (classes[:1, :1], classes[:, :1]):
-        if bool((classes == once).all()):
-            return once.clone().expand_as(classes)
+    """Equal to `classes` [G, A, m], but stored once if all series, or images of one, share it."""
+    for values in (classes[:1, :1], classes[:, :1]):
+        if bool((classes == values).all()):
+            return values.clone().expand_as(classes)
     return classes
 
 

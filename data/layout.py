@@ -1,4 +1,4 @@
-"""Which groups are in which shard, for a plan and its extensions."""
+"""The groups of each shard, for a plan and its extensions."""
 
 import re
 from bisect import bisect_right
@@ -17,7 +17,7 @@ class Segment:
     """Consecutive shards of one size, over consecutive groups.
 
     Attributes:
-        shards: how many; the last may be short, and stays short when more are added.
+        shards: number of shards; the last may be short, and stays so when others are added.
     """
 
     first_group: int
@@ -73,7 +73,7 @@ class Layout:
 
 
 def layout(groups: int, size: int, extensions: Sequence[Extension] = ()) -> Layout:
-    """The layout of a plan of so many groups, `size` per shard, and of its extensions."""
+    """The layout of a plan of `groups` groups, `size` per shard, and of its extensions."""
     base = Segment(0, 0, groups, -(-groups // size))
     return Layout((base, *map(segment_of, extensions)), size)
 
@@ -89,7 +89,7 @@ def segment_of(extension: Extension) -> Segment:
 
 
 def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) -> Extension:
-    """The extension that raises a root to so many series per pair."""
+    """The extension that adds series up to `groups_per_pair` per pair."""
     groups = groups_per_pair * pairs - before.num_groups
     return Extension(
         plan=plan,
@@ -125,7 +125,7 @@ def read_extensions(store: Store, plan: Plan) -> list[Extension]:
 
 
 def write_extension(store: Store, number: int, extension: Extension) -> bool:
-    """Create-only; False if another one has that number already."""
+    """Write an extension, create-only; False if that number is taken."""
     return store.create(extension_name(number), extension.written(indent=1))
 
 
@@ -140,5 +140,5 @@ def _check_continues(extension: Extension, plan: Plan, before: Layout) -> None:
         raise ValueError("belongs to another plan")
     segment = segment_of(extension)
     if segment != expected:
-        wrong = {k: v for k, v in asdict(segment).items() if v != getattr(expected, k)}
-        raise ValueError(f"does not continue the one before it ({', '.join(wrong)})")
+        differing = {k: v for k, v in asdict(segment).items() if v != getattr(expected, k)}
+        raise ValueError(f"does not continue the one before it ({', '.join(differing)})")

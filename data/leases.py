@@ -1,4 +1,4 @@
-"""Leases on shards and other work: they save double work; correctness never depends on them."""
+"""Leases on shards and other work, which save double work; results do not depend on them."""
 
 import os
 import re
@@ -26,27 +26,27 @@ Holder = tuple[str, int]  # machine and process
 
 
 def claim(store: Store, work: int | str) -> bool:
-    """Take a shard, or other named work, for this process; False while a living process has it.
+    """Take the lease on a shard or other work; False while another living process holds it.
 
     Two processes that take over a stale lease at the same moment both get it. That costs the work
-    of a shard, but gives no wrong result: what they publish is create-only.
+    of a shard, but gives no wrong result: they publish files create-only.
     """
     name = lease_name(work)
-    if store.create(name, _note()):
+    if store.create(name, _lease_text()):
         return True
     holder = _holder(store, name)
-    if holder not in (None, _us()):
+    if holder not in (None, _this_process()):
         info = store.infos(FOLDER).get(name)
-        if info is not None and _lives(store, holder, info):
+        if info is not None and _is_alive(store, holder, info):
             return False
-    store.put(name, _note())
+    store.put(name, _lease_text())
     return True
 
 
 def renew(store: Store, work: int | str) -> None:
     """Renew the lease of this process; a lease that another process took over stays as it is."""
     if _is_ours(store, lease_name(work)):
-        store.put(lease_name(work), _note())
+        store.put(lease_name(work), _lease_text())
 
 
 def release(store: Store, work: int | str) -> None:
@@ -58,16 +58,16 @@ def release(store: Store, work: int | str) -> None:
 class LeaseHeartbeat:
     """A heartbeat that also renews the leases of this process, at most once per minute.
 
-    They may be nested: inner work gets the outer one as its `heartbeat`, so that the leases of
-    both are renewed. A lease may be released on another thread.
+    Heartbeats may be nested: the inner one gets the outer one as its `heartbeat`, so that the
+    leases of both are renewed. A lease may be released on another thread.
 
     Args:
-        heartbeat: called each time.
+        heartbeat: called at each call of this one.
     """
 
     def __init__(self, store: Store, heartbeat: Callable[[], None] = lambda: None) -> None:
         self._store, self._heartbeat = store, heartbeat
-        self._renewed: dict[int | str, float] = {}  # by work, monotonic
+        self._renewed: dict[int | str, float] = {}  # monotonic time of the last renewal, by work
         self._lock = Lock()  # a lease must not be renewed after its release
 
     @contextmanager
@@ -92,21 +92,21 @@ class LeaseHeartbeat:
 
 
 def living(store: Store, *, others: bool = False) -> set[str]:
-    """Names of the leases whose holder lives; with `others`, without those of this process."""
-    held = {name for name, info in store.infos(FOLDER).items() if _held(store, name, info)}
-    return {name for name in held if not (others and _is_ours(store, name))}
+    """Names of leases with a living holder; with `others` those of this process are omitted."""
+    leases = {name for name, info in store.infos(FOLDER).items() if _is_held(store, name, info)}
+    return {name for name in leases if not (others and _is_ours(store, name))}
 
 
 def forgotten(store: Store) -> dict[str, FileInfo]:
-    """Leases whose holder is gone, by name; other files in the folder are ignored."""
+    """Leases whose holder has ended, by name; other files in the folder are ignored."""
     infos = {name: info for name, info in store.infos(FOLDER).items() if NAME.fullmatch(name)}
-    return {name: info for name, info in infos.items() if not _held(store, name, info)}
+    return {name: info for name, info in infos.items() if not _is_held(store, name, info)}
 
 
 def held_by(store: Store, pid: int) -> list[str]:
     """The work that a process of this machine claimed and did not release; it may be dead."""
-    us = (machine(), pid)
-    names = (name for name in store.infos(FOLDER) if _holder(store, name) == us)
+    holder = (machine(), pid)
+    names = (name for name in store.infos(FOLDER) if _holder(store, name) == holder)
     return [name.removeprefix(f"{FOLDER}/").removesuffix(".json") for name in names]
 
 
@@ -114,29 +114,29 @@ def lease_name(work: int | str) -> str:
     return f"{FOLDER}/{work:07d}.json" if isinstance(work, int) else f"{FOLDER}/{work}.json"
 
 
-def _note() -> bytes:
-    host, pid = _us()
+def _lease_text() -> bytes:
+    host, pid = _this_process()
     return Lease(host=host, pid=pid).written()
 
 
 def _is_ours(store: Store, name: str) -> bool:
-    return _holder(store, name) == _us()
+    return _holder(store, name) == _this_process()
 
 
-def _us() -> Holder:
+def _this_process() -> Holder:
     return machine(), os.getpid()
 
 
-def _held(store: Store, name: str, info: FileInfo) -> bool:
-    return _lives(store, _holder(store, name), info)
+def _is_held(store: Store, name: str, info: FileInfo) -> bool:
+    return _is_alive(store, _holder(store, name), info)
 
 
-def _lives(store: Store, holder: Holder | None, info: FileInfo) -> bool:
-    """Whether a holder lives, as far as this machine can tell.
+def _is_alive(store: Store, holder: Holder | None, info: FileInfo) -> bool:
+    """Whether the holder of a lease is alive, as far as this machine can tell.
 
     A process of this machine can be looked up. For another machine, or this one before a reboot,
-    only the time of the last renewal is known, by the clock of the store, which both see. A lease
-    from the future means that this clock was set back; it is trusted no longer than others.
+    only the time of the last renewal is known, by the clock of the store, which both see. If that
+    clock was set back, a lease may be from the future; it is trusted no longer than others.
     """
     if holder is None:
         return False
@@ -146,9 +146,9 @@ def _lives(store: Store, holder: Holder | None, info: FileInfo) -> bool:
 
 
 def _holder(store: Store, name: str) -> Holder | None:
-    """Machine and process; None where there is no readable lease."""
+    """Machine and process that hold a lease; None if there is no readable one."""
     try:
-        note = Lease.read(store.get(name, max_bytes=Lease.MAX_BYTES), where=f"{store.url}/{name}")
+        lease = Lease.read(store.get(name, max_bytes=Lease.MAX_BYTES), where=f"{store.url}/{name}")
     except (FileNotFoundError, ValueError):
         return None
-    return note.host, note.pid
+    return lease.host, lease.pid

@@ -1,4 +1,4 @@
-"""Lineage of shards: their plan, the models that made them, and the hash of each."""
+"""Lineage of shards: their plan, the models that made them, and their hashes."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypedDict
@@ -7,15 +7,15 @@ from semix.data.fingerprint import fingerprint
 from semix.data.formats import BakedFrom, Plan, ShardEntry
 from semix.data.ranges import format_ranges
 
-DIGITS = 12  # of a digest, where people read it
+DIGITS = 12  # of a digest in a text
 
 
 class Source(TypedDict):
-    """What all shards of a root share.
+    """The origin that all shards of a root have in common.
 
     Attributes:
-        models: name, and digest of files or commit, by part.
-        baked_from: the plan and the label set of a root with baked labels.
+        models: name and digest of the identity of each model, by role, such as `generator`.
+        baked_from: plan and label set of a root whose labels were baked in.
     """
 
     plan: str
@@ -24,7 +24,7 @@ class Source(TypedDict):
 
 
 class Lineage(Source):
-    """The shards that a run read, and their source.
+    """The shards that a training run read, and their source.
 
     Attributes:
         index: the index that pins them.
@@ -40,7 +40,7 @@ class Lineage(Source):
 
 def source(plan: Plan) -> Source:
     """The source of a root's shards, from its plan."""
-    models = {part: _model(identity) for part, identity in plan.models.items()}
+    models = {role: _model(identity) for role, identity in plan.models.items()}
     return {"plan": plan.digest, "models": models, "baked_from": plan.baked_from}
 
 
@@ -54,25 +54,26 @@ def read_shards(plan: Plan, entries: Iterable[ShardEntry], *, url: str, index: s
     return Lineage(**source(plan), **pinned)  # type: ignore[typeddict-item]
 
 
-def made_now(before: Collection[int], after: Collection[int]) -> dict[str, str]:
-    """Which shards a build made and which it reused, as `0-4,7`."""
-    known = set(before)
+def made_and_reused(before: Collection[int], after: Collection[int]) -> dict[str, str]:
+    """The shards that a build made and those that it reused, as ranges such as `0-4,7`."""
+    existing = set(before)
     return {
-        "made": format_ranges([shard for shard in after if shard not in known]),
-        "reused": format_ranges([shard for shard in after if shard in known]),
+        "made": format_ranges([shard for shard in after if shard not in existing]),
+        "reused": format_ranges([shard for shard in after if shard in existing]),
     }
 
 
-def in_words(origin: Source) -> str:
+def describe_source(lineage: Source) -> str:
     """`plan 1a2b3c4d5e6f; generator NAME 9f8e7d6c5b4a; annotation NAME 0a1b2c3d4e5f`."""
-    parts = [f"plan {origin['plan'][:DIGITS]}", *(f"{k} {v}" for k, v in origin["models"].items())]
-    if origin["baked_from"]:
-        parts.append(f"baked from {str(origin['baked_from'].get('plan', ''))[:DIGITS]}")
+    models = (f"{role} {model}" for role, model in lineage["models"].items())
+    parts = [f"plan {lineage['plan'][:DIGITS]}", *models]
+    if lineage["baked_from"]:
+        parts.append(f"baked from {str(lineage['baked_from'].get('plan', ''))[:DIGITS]}")
     return "; ".join(parts)
 
 
 def _model(identity: Any) -> str:
-    """Name of a model, and digest of its identity with all additions."""
+    """Name of a model, and a digest of its identity, which includes models added to it."""
     if not isinstance(identity, Mapping):
         return str(identity)
     content = {name: value for name, value in identity.items() if name != "model"}

@@ -1,4 +1,4 @@
-"""This machine: its identity, the cores and memory that a process may use, our caches."""
+"""This machine: its identity, the cores and memory that a process may use, its caches."""
 
 import hashlib
 import os
@@ -16,11 +16,12 @@ from semix.data.files import write_atomically
 from semix.data.fingerprint import file_digest, fingerprint
 
 DIGITS = 12  # of the digest at the end of `machine()`
-COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # torch reads it when it first compiles
+COMPILE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch reads it when it first compiles
 DIGEST = re.compile("[0-9a-f]{64}")
-SETTLED_NS = 2_000_000_000  # a file this young may be written again before its time changes
-GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUPS = Path("/proc/self/cgroup")  # of each hierarchy: number, controllers, our group in it
+SETTLED_NS = 2_000_000_000  # a younger file may be written again within one tick of its time
+CGROUPS = Path("/sys/fs/cgroup")
+# A line per hierarchy: its number, its controllers, and the group of this process.
+OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def machine() -> str:
@@ -29,19 +30,19 @@ def machine() -> str:
     Host names do not: containers may share the name of their host, cloned machines may have one.
     """
     host = socket.gethostname()
-    digest = hashlib.sha256("\n".join([host, *_boot_and_numbers()]).encode())
+    digest = hashlib.sha256("\n".join([host, *_boot_and_pid_namespace()]).encode())
     return f"{host}-{digest.hexdigest()[:DIGITS]}"
 
 
 @cache  # a fork shares both with its parent
-def _boot_and_numbers() -> tuple[str, str]:
-    """Linux's identities of this boot and of our PID namespace; empty on other systems."""
-    boot = numbers = ""
+def _boot_and_pid_namespace() -> tuple[str, str]:
+    """Linux's ids of this boot and of the PID namespace of this process; else empty."""
+    boot = pid_namespace = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     with suppress(OSError):
-        numbers = str(Path("/proc/self/ns/pid").readlink())
-    return boot, numbers
+        pid_namespace = str(Path("/proc/self/ns/pid").readlink())
+    return boot, pid_namespace
 
 
 def cores() -> int:
@@ -51,38 +52,42 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def usable_cores(root: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
+def usable_cores(root: Path = CGROUPS, own_groups: Path = OWN_CGROUPS) -> int:
     """Cores that this process may run on, at most the CPU quota of its control groups."""
-    quotas = [quota for folder in _groups(root, own_groups, "cpu") if (quota := _cpu_quota(folder))]
+    quotas = [
+        quota
+        for folder in _cgroup_folders(root, own_groups, "cpu")
+        if (quota := _cpu_quota(folder))
+    ]
     return max(1, int(min([cores(), *quotas])))
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The tightest memory limit of our control groups, as of a container or a job.
+    """The tightest memory limit of the control groups of this process, as of a container.
 
     Attributes:
-        left: bytes until it is reached, without the file cache, which gives way.
+        remaining: bytes until it is reached; the file cache counts as free.
     """
 
     limit: int
-    left: int
+    remaining: int
 
 
-def memory_limit(root: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> MemoryLimit | None:
-    """The limit with the fewest bytes left among all our control groups; None without one."""
+def memory_limit(root: Path = CGROUPS, own_groups: Path = OWN_CGROUPS) -> MemoryLimit | None:
+    """The limit with the fewest remaining bytes among the control groups; None without one."""
     limits = []
-    for folder in _groups(root, own_groups, "memory"):
+    for folder in _cgroup_folders(root, own_groups, "memory"):
         if (limit := _number(folder, "memory.max", "memory.limit_in_bytes")) is None:
             continue
         used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
         cached = _statistics(folder, "inactive_file", "total_inactive_file")
         limits.append(MemoryLimit(limit, max(0, limit - max(0, used - cached))))
-    return min(limits, key=lambda one: one.left, default=None)
+    return min(limits, key=lambda limit: limit.remaining, default=None)
 
 
-def _groups(root: Path, own_groups: Path, controller: str) -> Iterator[Path]:
-    """Folders of our groups, the innermost first; inside a container some are not visible."""
+def _cgroup_folders(root: Path, own_groups: Path, controller: str) -> Iterator[Path]:
+    """Folders of the control groups of this process, innermost first; some may not be visible."""
     if not own_groups.is_file():  # macOS
         return
     for line in own_groups.read_text().splitlines():
@@ -90,8 +95,8 @@ def _groups(root: Path, own_groups: Path, controller: str) -> Iterator[Path]:
         if names and controller not in names.split(","):
             continue
         base = root / controller if names else root  # version 1 has one tree per controller
-        for parts in range(len(Path(path).parts), 0, -1):
-            yield base.joinpath(*Path(path).parts[1:parts])
+        for depth in range(len(Path(path).parts), 0, -1):
+            yield base.joinpath(*Path(path).parts[1:depth])
 
 
 def _cpu_quota(folder: Path) -> float | None:
@@ -114,7 +119,7 @@ def _number(folder: Path, *names: str) -> int | None:
 
 
 def _statistics(folder: Path, *names: str) -> int:
-    """The last of these entries in memory.stat; 0 without any."""
+    """The value of the last of these entries in memory.stat; 0 without any."""
     path, count = folder / "memory.stat", 0
     for line in path.read_text().splitlines() if path.is_file() else ():
         name, _, value = line.partition(" ")
@@ -128,16 +133,16 @@ def cache_folder() -> Path:
 
 
 def remembered_digest(path: Path) -> str:
-    """SHA-256 of a file, which is hashed again only after it was written.
+    """SHA-256 of a file, from the cache folder if the file was not written since it was hashed.
 
-    Models have gigabytes, so the cache folder keeps the digest, by path, size and time of writing.
+    Models have gigabytes. The key of the cache is the path, size and time of writing.
     """
     state = path.stat()
-    return _digest_of(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns)
+    return _cached_digest(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 @cache
-def _digest_of(path: Path, *state: int) -> str:
+def _cached_digest(path: Path, *state: int) -> str:
     cached = cache_folder() / f"digest-{fingerprint([str(path), *state])}"
     with suppress(OSError, ValueError):
         if DIGEST.fullmatch(digest := cached.read_text()):
@@ -151,28 +156,30 @@ def _digest_of(path: Path, *state: int) -> str:
 
 
 def compiled_folder() -> Path:
-    """Folder of the programs that torch compiles: as its variable says, else in our cache."""
-    # One per machine: a home may be shared, and code for one processor may crash another.
+    """Folder of the programs that torch compiles: that of its variable, else one in the cache."""
+    # One per machine: machines may share a home, and code for one processor may crash another.
     default = cache_folder() / f"inductor-{socket.gethostname()}"
-    return Path(os.environ.get(COMPILED) or default)
+    return Path(os.environ.get(COMPILE_VARIABLE) or default)
 
 
 def keep_compiled_to_ourselves() -> None:
-    """Let torch compile into a folder of ours, unless its variable names another one.
+    """Let torch compile into a folder of this user, unless its variable names a folder.
 
     By default torch runs programs from a folder in /tmp that any user could have created.
 
     Raises:
-        InputError: that folder cannot be made, or others can write in it.
+        InputError: that folder cannot be made, or other users can write in it.
     """
-    if os.environ.get(COMPILED):
+    if os.environ.get(COMPILE_VARIABLE):
         return
-    folder, remedy = compiled_folder(), f"set {COMPILED} to a folder of yours"
+    folder, remedy = compiled_folder(), f"set {COMPILE_VARIABLE} to a folder of yours"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        raise InputError(COMPILED, folder, f"cannot be made ({error.strerror}); {remedy}") from None
+        raise InputError(
+            COMPILE_VARIABLE, folder, f"cannot be made ({error.strerror}); {remedy}"
+        ) from None
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise InputError(COMPILED, folder, f"others of this machine can write there; {remedy}")
-    os.environ[COMPILED] = str(folder.absolute())
+        raise InputError(COMPILE_VARIABLE, folder, f"other users can write there; {remedy}")
+    os.environ[COMPILE_VARIABLE] = str(folder.absolute())

@@ -1,7 +1,7 @@
-"""The identity of the models of a dataset: name, commit and hashes of files.
+"""The identity of the models that made a dataset: name, commit and hashes of files.
 
-`plan.json` holds them under `models`. They stay dictionaries, whose types pydantic checks when
-they are read; keys that a later version adds are kept.
+`plan.json` holds them under `models`. They stay dictionaries; pydantic checks their types
+when they are read, and keys that a later version adds are kept.
 """
 
 from typing import (
@@ -28,7 +28,7 @@ class ModelIdentity(TypedDict):
 
 @with_config(CHECKED)
 class GeneratorIdentity(ModelIdentity, total=False):
-    """The generator, with models that are added to it or replace a part of it."""
+    """The generator, with models that are added to it or replace one of its networks."""
 
     unet: ModelIdentity
     lora: list[ModelIdentity]
@@ -48,7 +48,7 @@ class EncoderIdentity(TypedDict):
 
 @with_config(CHECKED)
 class AnnotationIdentity(EncoderIdentity):
-    """The CLIP model of an annotation, and the second one, if any."""
+    """The CLIP model of an annotation, and the second CLIP model, if any."""
 
     second: NotRequired[EncoderIdentity]
 

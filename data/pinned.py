@@ -24,16 +24,16 @@ from semix.data.threads import mapped
 if TYPE_CHECKING:  # torch costs seconds
     from torch import Tensor
 
-Labels = Mapping[int, SeriesLabels]  # a label set's labels of one shard, by group number
+Labels = Mapping[int, SeriesLabels]  # labels of one shard in a label set, by group number
 
-AT_ONCE = 16  # label files read at once, one per shard
+LABEL_FILES_AT_ONCE = 16  # label files read at once, one per shard
 
 
 class PinnedRoot:
-    """One index of a root, under the labels in its shards or those of a label set.
+    """One index of a root, with the labels in its shards or those of a label set.
 
-    The index decides what is read, also when more shards are committed meanwhile. A copy in
-    another process opens the same index again.
+    The index decides what is read, also when more shards are committed meanwhile. When
+    it is pickled to another process, that opens the same index.
 
     Args:
         index: name of the index; the newest one by default.
@@ -59,9 +59,9 @@ class PinnedRoot:
     ) -> None:
         self.root, self.store, self.scale = root, root.store, scale
         self.class_names: tuple[str, ...] = tuple(root.plan.class_names)
-        mixed = root.plan.config["mixing"].get("classes", 2)
-        if scale is not None and mixed > 2:
-            remedy = f"{root.url} mixes {mixed} classes, whose labels stay as stored"
+        num_mixed = root.plan.config["mixing"].get("classes", 2)
+        if scale is not None and num_mixed > 2:
+            remedy = f"{root.url} mixes {num_mixed} classes, whose labels stay as stored"
             raise InputError("scale", scale, remedy)
         pinned = _open(root, index)
         self.index, self.digest = pinned.name, pinned.digest
@@ -73,11 +73,11 @@ class PinnedRoot:
             self._check_labelled([shard for name, shard in names if name not in labelled])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        digest = self.label_set.digest if self.label_set else None
-        return _opened_again, (self.root.url, self.index, digest, self.scale)
+        label_digest = self.label_set.digest if self.label_set else None
+        return _reopen, (self.root.url, self.index, label_digest, self.scale)
 
     def samples(self, shard: ShardEntry) -> Iterator[GroupSample]:
-        """The series of a shard, under the labels in use.
+        """The series of a shard, with the labels in use.
 
         Raises:
             InputError: the label set has no labels of these images.
@@ -99,14 +99,14 @@ class PinnedRoot:
             yield replace(sample, record=record)
 
     def labels(self, shards: Sequence[ShardEntry]) -> Iterator[Labels | None]:
-        """The labels of the label set for each of these shards; None without a label set."""
+        """The labels of each of these shards in the label set, or None for each without one."""
         if self.label_set is None:
             yield from (None for _ in shards)
             return
-        yield from mapped(self._labels_of, shards, threads=AT_ONCE)
+        yield from mapped(self._labels_of, shards, threads=LABEL_FILES_AT_ONCE)
 
     def relabelled(self, record: SeriesRecord, labels: Labels) -> SeriesRecord:
-        """The record with the labels of a set in place of its own.
+        """The record with the labels of a label set instead of its own.
 
         Raises:
             ValueError: the set has no labels for this series, or they do not fit it.
@@ -121,7 +121,7 @@ class PinnedRoot:
         return record.with_labels(replacement)
 
     def features(self, shard: ShardEntry) -> "Tensor":
-        """CLIP features that the labels in use come from, float32 [G, A, D], group by group.
+        """CLIP features from which the labels in use were computed, float32 [G, A, D].
 
         Raises:
             ValueError: the file is missing, damaged, or of another number of groups.
@@ -151,21 +151,21 @@ class PinnedRoot:
         assert self.label_set is not None
         try:
             return self.label_set.labels(shard.shard, images=shard.sha256)
-        except NotLabelled:  # no labels, or those of images that were made again since
+        except NotLabelled:  # it has none, or labels of earlier images of this shard
             self._check_labelled([shard.shard])
             raise
 
     def _check_labelled(self, shards: Sequence[int]) -> None:
         assert self.label_set is not None
         if shards:
-            lacks = (
+            problem = (
                 f"has no labels for {len(shards):,} shards of the index, shard {shards[0]} first"
             )
-            remedy = f"{lacks}; run `semix relabel {self.root.url}` with its settings again"
+            remedy = f"{problem}; run `semix relabel {self.root.url}` with its settings again"
             raise InputError("labels", self.label_set.digest[:12], remedy)
 
     def _features_file(self, shard: ShardEntry) -> File:
-        """The features of a shard, or those of a label set with another encoder."""
+        """The file of features of a shard, or that of a label set with another encoder."""
         feature_source = self.label_set.feature_source if self.label_set else None
         if feature_source is None:
             return shard.features
@@ -176,7 +176,7 @@ class PinnedRoot:
 
     @property
     def _unit_length(self) -> bool:
-        """Whether features and prototypes are compared at length 1."""
+        """Whether features and prototypes are normalised before they are compared."""
         config: Any = self.root.plan.config.get("annotation", {})
         annotation = self.label_set.record.annotation if self.label_set else config
         return bool(annotation.get("normalize", False))
@@ -193,7 +193,7 @@ class PinnedRoot:
 
 
 def shard_urls(url: str, *, index: str | None = None) -> list[str]:
-    """The tars of a root's newest index, or of the one named: paths, or URLs of the store.
+    """Paths or URLs of the tars that an index of a root pins, by default the newest index.
 
     Raises:
         InputError, ValueError: as `PinnedRoot`.
@@ -210,15 +210,15 @@ def _open(root: Root, name: str | None) -> Index:
     if name not in names:
         remedy = f"is not in {root.url}, which has: {', '.join(names)}"
         raise InputError("index", name, remedy)
-    opened = open_index(root.store, name)
-    if opened.plan != root.plan.digest:
+    pinned_index = open_index(root.store, name)
+    if pinned_index.plan != root.plan.digest:
         raise InputError("index", name, f"is of another plan than {root.url}")
-    if not len(opened.rows):
+    if not len(pinned_index.rows):
         raise InputError("index", name, "lists no shard; run `semix resume` first")
-    return opened
+    return pinned_index
 
 
-def _opened_again(url: str, index: str, labels: str | None, scale: float | None) -> PinnedRoot:
+def _reopen(url: str, index: str, labels: str | None, scale: float | None) -> PinnedRoot:
     return PinnedRoot(Root(url), index=index, labels=labels, scale=scale)
 
 
@@ -227,5 +227,5 @@ def _sharpened(record: SeriesRecord, scale: float) -> list[list[tuple[int, float
     from semix.data.labels import sharpen
 
     first, second = record.classes
-    shares = sharpen(torch.tensor(record.weights, dtype=torch.float32), scale).tolist()
-    return [[(first, share), (second, 1 - share)] for share in shares]
+    probabilities = sharpen(torch.tensor(record.weights, dtype=torch.float32), scale).tolist()
+    return [[(first, probability), (second, 1 - probability)] for probability in probabilities]

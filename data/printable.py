@@ -1,4 +1,4 @@
-"""Safe text for a terminal, Markdown or a spreadsheet, from text of any source.
+"""Safe text for a terminal, Markdown or a spreadsheet, whatever its source.
 
 All output of semix passes through here, because names and reasons come from users' files.
 """
@@ -9,26 +9,26 @@ import traceback
 import unicodedata
 from typing import TextIO
 
-KEPT = "\n\t"
+ALLOWED = "\n\t"
 # Control characters steer a terminal; format characters reverse or hide text.
-STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
-MARKUP = r"\`*_[]<>|#&~"  # of Markdown, which includes raw HTML
-# First characters of a spreadsheet's formulas, the wide forms of East Asia included.
+ESCAPED_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+MARKUP = r"\`*_[]<>|#&~"  # characters with a meaning in Markdown, which includes raw HTML
+# First characters of formulas in spreadsheets, including the wide forms of East Asia.
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def printable(text: str) -> str:
     """The text with characters that steer a terminal escaped as in JSON."""
-    return "".join(_spelled(character) for character in text)
+    return "".join(_escape(character) for character in text)
 
 
 def printable_line(text: str) -> str:
-    """The same in one line, for a value in a sentence: no name can begin a new line."""
+    """`printable` in one line, for a value in a sentence: no name can begin a new line."""
     return printable(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def print_line(text: str, *, file: TextIO | None = None) -> None:
-    """Print one line at once, by default on standard output."""
+    """Print one line without buffering, by default on standard output."""
     print(printable(text).replace("\n", "\n  "), file=file, flush=True)
 
 
@@ -40,8 +40,8 @@ def print_traceback() -> None:
 def markdown_text(text: str) -> str:
     """One line of Markdown that shows the text literally, also in a cell of a table."""
     line = " ".join(text.split())
-    plain = "".join(f"\\{letter}" if letter in MARKUP else letter for letter in line)
-    return printable(plain)
+    escaped = "".join(f"\\{letter}" if letter in MARKUP else letter for letter in line)
+    return printable(escaped)
 
 
 def spreadsheet_text(text: str) -> str:
@@ -53,28 +53,28 @@ def spreadsheet_text(text: str) -> str:
 class OncePerRun(logging.Filter):
     """Log filter that passes each warning once, because all seeds and processes of a run repeat it.
 
-    Warnings of one kind are the same, even with different numbers.
+    Warnings that differ only in their arguments count as the same.
 
     Args:
-        loggers: names of loggers that are filtered; records of others always pass.
+        loggers: prefixes of the names of filtered loggers; records of other loggers always pass.
     """
 
     def __init__(self, loggers: tuple[str, ...] = ("semix",)) -> None:
         super().__init__()
         self.loggers = loggers
-        self._said: set[tuple[str, object]] = set()
+        self._passed: set[tuple[str, object]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING or not record.name.startswith(self.loggers):
             return True
         kind = record.name, record.getMessage() if record.msg == "%s" else record.msg
-        first = kind not in self._said
-        self._said.add(kind)
-        return first
+        is_first = kind not in self._passed
+        self._passed.add(kind)
+        return is_first
 
 
-def _spelled(character: str) -> str:
-    if character in KEPT or unicodedata.category(character) not in STEERING:
+def _escape(character: str) -> str:
+    if character in ALLOWED or unicodedata.category(character) not in ESCAPED_CATEGORIES:
         return character
     code = ord(character)
     units = (code,) if code < 0x10000 else _surrogates(code)

@@ -1,4 +1,4 @@
-"""Quality of a mixed dataset: do weights follow alpha, and do end points show their class?"""
+"""Quality of a mixed dataset: whether weights follow alpha, and end points show their class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class SeriesQuality:
     series: int
     median: float  # of Spearman's rho, in [-1, 1]
     mean: float
-    not_monotone: float  # share of series, in [0, 1], whose weight falls somewhere along alpha
-    negative: float  # share of series, in [0, 1], whose rho is below 0
+    not_monotone: float  # fraction of series whose weight falls somewhere along alpha
+    negative: float  # fraction of series whose rho is below 0
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WeightCurve:
 
 
 class EndPointAgreement(TypedDict):
-    """How many end-point images a classifier reads as the class they were made for."""
+    """How many end-point images a classifier assigns to the class they were made for."""
 
     agreed: int
     images: int
@@ -70,8 +70,8 @@ def falls(alphas: Tensor, weights: Tensor) -> Tensor:
     Args:
         alphas, weights: [G, A] float.
     """
-    along = weights.gather(1, alphas.argsort(dim=1))
-    return (along.diff(dim=1) < 0).any(dim=1)
+    ordered = weights.gather(1, alphas.argsort(dim=1))
+    return (ordered.diff(dim=1) < 0).any(dim=1)
 
 
 def series_quality(alphas: Tensor, weights: Tensor) -> SeriesQuality:
@@ -80,7 +80,7 @@ def series_quality(alphas: Tensor, weights: Tensor) -> SeriesQuality:
     Args:
         alphas, weights: [G, A] float.
     Raises:
-        ValueError: no series, or shapes that `spearman` refuses.
+        ValueError: no series, or shapes that `spearman` does not accept.
     """
     rho = spearman(alphas, weights)
     if not len(rho):
@@ -101,7 +101,7 @@ def weight_curve(
 
     Args:
         alphas, weights: [G, A] float. If alphas differ between series, weights are interpolated
-            linearly at A common alphas, evenly from 0 to 1.
+            linearly at A common alphas, spaced evenly from 0 to 1.
         levels: quantile levels in [0, 1].
     """
     order = alphas.argsort(dim=1)
@@ -141,17 +141,17 @@ def prototype_distances(features: Tensor, prototypes: Tensor) -> Tensor:
 
 
 class EndPoints(NamedTuple):
-    """Three classes per image of a series; each is -1 where the image mixes several classes.
+    """Three classes per image of a series, all -1 for an image that mixes several classes.
 
-    Nearest is also -1 where the features are not finite.
+    The nearest classes are also -1 if the features are not finite.
 
     Attributes:
         intended: the class that the image was made for.
-        nearest: the class with the nearest prototype, of all classes.
-        of_series: the class with the nearest prototype, of the classes of the series.
+        nearest: the class with the nearest prototype among all classes.
+        of_series: the class with the nearest prototype among the classes of the series.
     """
 
-    intended: Tensor  # int64 [A], like the others
+    intended: Tensor  # all three int64 [A]
     nearest: Tensor
     of_series: Tensor
 
@@ -171,17 +171,17 @@ def read_end_points(
     mixtures, class_indices = torch.tensor(mixture)[None], torch.tensor(classes)
     _, position, made_for = end_points(mixtures, class_indices[None])
     distances = prototype_distances(features[position], prototypes)  # [M, K]
-    end_points_read = EndPoints(*(torch.full((len(mixture),), -1) for _ in range(3)))
-    end_points_read.intended[position] = made_for
-    known = distances.isfinite().all(-1)
-    end_points_read.nearest[position] = torch.where(known, distances.argmin(-1), -1)
+    result = EndPoints(*(torch.full((len(mixture),), -1) for _ in range(3)))
+    result.intended[position] = made_for
+    finite = distances.isfinite().all(-1)
+    result.nearest[position] = torch.where(finite, distances.argmin(-1), -1)
     of_series = class_indices[distances[:, class_indices].argmin(-1)]
-    end_points_read.of_series[position] = torch.where(known, of_series, -1)
-    return end_points_read
+    result.of_series[position] = torch.where(finite, of_series, -1)
+    return result
 
 
 def endpoint_agreement(predicted: Tensor, intended: Tensor) -> EndPointAgreement:
-    """Share of end-point images read as the class they were made for.
+    """The end-point images that a classifier assigns to the class they were made for.
 
     Args:
         predicted, intended: [M] int64 class indices.
@@ -203,18 +203,18 @@ def diversity(features: Tensor, classes: Tensor) -> float | None:
         classes: [G, k], the classes of each series.
     Returns:
         1 - cosine, in [0, 2], averaged over all pairs of series of the same classes at the same
-        position, then over positions and sets of classes; None where no set has two series.
+        position, then over positions and sets of classes; None if no set has two series.
     """
     unit = torch.nn.functional.normalize(features.double(), dim=-1)
-    sets, of_set = classes.unique(dim=0, return_inverse=True)
-    sums = unit.new_zeros(len(sets), *unit.shape[1:]).index_add_(0, of_set, unit)  # [S, A, D]
-    count = torch.bincount(of_set, minlength=len(sets))[:, None]  # [S, 1]
+    sets, set_index = classes.unique(dim=0, return_inverse=True)
+    sums = unit.new_zeros(len(sets), *unit.shape[1:]).index_add_(0, set_index, unit)  # [S, A, D]
+    count = torch.bincount(set_index, minlength=len(sets))[:, None]  # [S, 1]
     several = count[:, 0] > 1
     if not bool(several.any()):
         return None
     # The squared sum of n unit vectors is n plus twice the cosine of every pair.
-    cosine = (sums.square().sum(-1) - count)[several] / (count * (count - 1))[several]  # [S, A]
-    return 1 - float(cosine.mean())
+    cosines = (sums.square().sum(-1) - count)[several] / (count * (count - 1))[several]  # [S, A]
+    return 1 - float(cosines.mean())
 
 
 def label_gap(labels: Tensor, probabilities: Tensor) -> float:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from semix.data.errors import InputError
 
-MAX_NUMBERS = 10**7  # numbers in a list; no root has more shards
-LAST = 2**31 - 1
+MAX_NUMBERS = 10**7  # in a list; no root has more shards
+MAX_NUMBER = 2**31 - 1
 
 
 def parse_ranges(text: str) -> list[int]:
@@ -21,10 +21,10 @@ def parse_ranges(text: str) -> list[int]:
         spans.append((int(numbers[0]), int(numbers[1]) + 1))
     if (
         sum(end - start for start, end in spans) > MAX_NUMBERS
-        or max(end for _, end in spans) > LAST
+        or max(end for _, end in spans) > MAX_NUMBER
     ):
         raise InputError(
-            "shards", text, f"names too many, or too large ones; at most {MAX_NUMBERS:,}"
+            "shards", text, f"names too many shards, or too large numbers; at most {MAX_NUMBERS:,}"
         )
     return sorted({number for span in spans for number in range(*span)})
 
@@ -37,12 +37,12 @@ def format_ranges(numbers: Iterable[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Partition `index` of `of`; counted from 0."""
+    """Partition number `index`, from 0, of `of` partitions."""
 
     index: int
     of: int
@@ -52,7 +52,7 @@ class Partition:
         return self.index * total // self.of, (self.index + 1) * total // self.of
 
     def others(self) -> list["Partition"]:
-        """The other partitions, from the next one on, so that each starts with another one."""
+        """The other partitions, from the next one on; the order differs between partitions."""
         return [Partition((self.index + step) % self.of, self.of) for step in range(1, self.of)]
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ WHOLE = Partition(0, 1)
 
 
 def parse_partition(text: str) -> Partition:
-    """`1/4` is the second of four; an empty text is the whole. Raises InputError otherwise."""
+    """`1/4` is the second of four; an empty text is all. Raises InputError for another text."""
     if not text:
         return WHOLE
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)

@@ -13,8 +13,8 @@ from semix.data.imagefolder import find_classes, load_imagefolder
 from semix.data.splits import ImageSplit, RealDataConfig, RealDataset, stratified_split
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-PER_CLASS = 30  # few enough that plain cross-entropy is visibly overconfident
-FEWEST = 174  # images of the rarest class, "eight"
+PER_CLASS = 30  # so few that plain cross-entropy is visibly overconfident
+RAREST = 174  # number of images of the rarest class, "eight"
 
 
 def load_real(config: RealDataConfig) -> RealDataset:
@@ -28,22 +28,24 @@ def load_real(config: RealDataConfig) -> RealDataset:
     dataset = load_digits(config) if config.name == "digits" else load_imagefolder(config)
     if config.test_per_class is None:
         return dataset
-    return replace(dataset, test=_fewer(dataset, config.test_per_class, seed=config.split_seed))
+    return replace(
+        dataset, test=_test_split(dataset, config.test_per_class, seed=config.split_seed)
+    )
 
 
-def _fewer(real: RealDataset, per_class: int, *, seed: int) -> ImageSplit:
-    """The same number of test images per class; a larger number includes these images."""
+def _test_split(real: RealDataset, per_class: int, *, seed: int) -> ImageSplit:
+    """`per_class` test images of each class; larger splits include the images of smaller ones."""
     counts = np.bincount(real.test.targets, minlength=len(real.class_names))
     rarest, fewest = real.class_names[int(counts.argmin())], int(counts.min())
     if fewest < per_class:
         remedy = f"class {rarest!r} has {fewest} test images; choose at most {fewest}"
         raise InputError("real.test_per_class", per_class, remedy)
-    chosen, _, _ = stratified_split(real.test.targets, (per_class, 0), seed=seed)
-    return real.test.part(chosen)
+    indices, _, _ = stratified_split(real.test.targets, (per_class, 0), seed=seed)
+    return real.test.subset(indices)
 
 
 def class_names(config: RealDataConfig) -> tuple[str, ...]:
-    """The names in class order, without reading any image."""
+    """The names of the classes in order; no image is read."""
     if config.name == "digits":
         return DIGITS
     return find_classes(config)
@@ -55,13 +57,17 @@ def load_digits(config: RealDataConfig) -> RealDataset:
         raise InputError("real.path", config.path, "digits come with the program; leave it out")
     train = config.train_per_class or PER_CLASS
     validation = config.validation_per_class or PER_CLASS
-    if train + validation >= FEWEST:
+    if train + validation >= RAREST:
         raise InputError(
-            "real.train_per_class", train, f"with {validation} for validation, stay below {FEWEST}"
+            "real.train_per_class",
+            train,
+            f"with {validation} for validation, stay below {RAREST}",
         )
     images, targets = _read_digits(config.image_size)
-    parts = stratified_split(targets, (train, validation), seed=config.split_seed)
-    return RealDataset(DIGITS, *(_digit_split(images[part], targets[part]) for part in parts))
+    splits = stratified_split(targets, (train, validation), seed=config.split_seed)
+    return RealDataset(
+        DIGITS, *(_digit_split(images[indices], targets[indices]) for indices in splits)
+    )
 
 
 def _read_digits(size: int) -> tuple[np.ndarray, np.ndarray]:

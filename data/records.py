@@ -1,4 +1,4 @@
-"""The state of a plan's shards: commit records, failed attempts and tombstones."""
+"""The state of the shards of a plan: commit records, failed attempts and tombstones."""
 
 import logging
 import re
@@ -36,20 +36,20 @@ log = logging.getLogger("semix.root")
 
 @dataclass
 class Folder:
-    """What is known of a thousand shards.
+    """The state of a thousand shards, as of the last refresh.
 
     Attributes:
         rows: one per shard whose record counts, ascending.
-        refused: why other records do not count, and the file info of each.
-        tombstones: how often each shard was discarded, without those that never were.
-        whole: whether every planned shard of this folder counts; then the folder is not listed
+        rejected: file info of each record that does not count, and the reason.
+        tombstones: how often each shard was discarded; shards that never were are omitted.
+        complete: whether every planned shard of this folder counts; then the folder is not listed
             again unless one is discarded.
     """
 
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, ROW))
-    refused: dict[int, tuple[FileInfo, str]] = field(default_factory=dict)
+    rejected: dict[int, tuple[FileInfo, str]] = field(default_factory=dict)
     tombstones: dict[int, int] = field(default_factory=dict)
-    whole: bool = False
+    complete: bool = False
 
     def entries(self) -> list[ShardEntry]:
         return list(ShardRows(self.rows))
@@ -59,12 +59,12 @@ class Records:
     """The commit records of one plan that count.
 
     A record counts if it has its own name, carries this plan's spec digest, and is newer than the
-    last tombstone of its shard: a record says how many numbered tombstones there were.
+    last tombstone of its shard: a record stores how many tombstones its shard had.
 
     Args:
-        shards: how many the plan has.
-        trusting: take what the newest index knows from it; else every record is read.
-        heartbeat: called after each folder of a refresh, which is slow where no index helps.
+        shards: number of shards of the plan.
+        trusting: do not read records again that the newest index contains; else read every record.
+        heartbeat: called after each folder of a refresh, which is slow without an index.
     """
 
     def __init__(
@@ -83,45 +83,45 @@ class Records:
         self._index: Index | None = None
 
     def refresh(self, start: int = 0, stop: int | None = None) -> None:
-        """List and read what is new of these shards; by default of all shards of the plan."""
+        """Read the records of these shards that are new; by default of all shards of the plan."""
         stop = self._shards if stop is None else min(stop, self._shards)
-        folders = set(range(start // PER_FOLDER, -(-stop // PER_FOLDER)))
-        discarded = numbered_folders(self._store, DISCARDED) & folders
-        listed = numbered_folders(self._store, SHARDS) & folders
-        for number in folders - listed:
+        numbers = set(range(start // PER_FOLDER, -(-stop // PER_FOLDER)))
+        discarded = numbered_folders(self._store, DISCARDED) & numbers
+        listed = numbered_folders(self._store, SHARDS) & numbers
+        for number in numbers - listed:
             self._folders.pop(number, None)
-        folders = {n for n in listed if n in discarded or not self._folder(n).whole}
-        if folders and self._trusting and not self._folders.keys() & folders:
+        numbers = {n for n in listed if n in discarded or not self._folder(n).complete}
+        if numbers and self._trusting and not self._folders.keys() & numbers:
             self._index = newest_index(self._store, self._plan)
-        update = partial(self._updated, discarded=discarded)
+        update = partial(self._updated_folder, discarded=discarded)
         for number, folder in zip(
-            sorted(folders),
-            mapped(update, sorted(folders), threads=self._store.parallel),
+            sorted(numbers),
+            mapped(update, sorted(numbers), threads=self._store.parallel),
             strict=True,
         ):
             self._folders[number] = folder
             self._heartbeat()
-        self._index = None  # it is large, and its rows were taken over
+        self._index = None  # it is large, and its rows are now in the folders
 
     def rows(self) -> ShardRows:
         """All shards of the plan that count, as of the last refresh."""
-        parts = [self._folders[number].rows for number in sorted(self._folders)]
-        return ShardRows(np.concatenate([np.empty(0, ROW), *parts])).between(0, self._shards)
+        folder_rows = [self._folders[number].rows for number in sorted(self._folders)]
+        return ShardRows(np.concatenate([np.empty(0, ROW), *folder_rows])).between(0, self._shards)
 
     def missing(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Shards of the plan that do not count, as of the last refresh, ascending."""
         stop = self._shards if stop is None else min(stop, self._shards)
-        lacking = np.ones(max(0, stop - start), bool)
-        lacking[self.rows().between(start, stop).numbers - start] = False
-        missing_shards: list[int] = (start + np.flatnonzero(lacking)).tolist()
+        is_missing = np.ones(max(0, stop - start), bool)
+        is_missing[self.rows().between(start, stop).numbers - start] = False
+        missing_shards: list[int] = (start + np.flatnonzero(is_missing)).tolist()
         return missing_shards
 
     def folders(self) -> dict[int, Folder]:
-        """All folders by number; they include shards beyond the last of the plan."""
+        """All folders by number; they may hold shards beyond the last of the plan."""
         return dict(sorted(self._folders.items()))
 
     def find(self, shard: int) -> CommitRecord | None:
-        """The whole record of one shard, read now; None if it does not count.
+        """The full record of one shard, read from the store; None if it does not count.
 
         Raises:
             InputError: a newer version of semix wrote it.
@@ -136,35 +136,39 @@ class Records:
     def _folder(self, number: int) -> Folder:
         return self._folders.get(number) or Folder()
 
-    def _updated(self, number: int, *, discarded: Iterable[int]) -> Folder:
+    def _updated_folder(self, number: int, *, discarded: Iterable[int]) -> Folder:
         before = self._folder(number)
         # Tombstones first: a shard discarded between the two listings shows at the next refresh.
         tombstones = discards(self._store, number) if number in discarded else {}
-        if before.whole and tombstones == before.tombstones:
+        if before.complete and tombstones == before.tombstones:
             return before
         infos = record_infos(self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
-        known = {int(row["shard"]): row for row in self._indexed(number)}
+        known = {int(row["shard"]): row for row in self._index_rows(number)}
         known |= {int(row["shard"]): row for row in before.rows}
-        same = {s: known[s] for s in infos if s in known and _fits(known[s], infos[s], tombstones)}
-        refused = {s: r for s, r in before.refused.items() if r[0] == infos.get(s)}
+        unchanged = {
+            shard: known[shard]
+            for shard, info in infos.items()
+            if shard in known and _is_current(known[shard], info, tombstones)
+        }
+        rejected = {s: reason for s, reason in before.rejected.items() if reason[0] == infos.get(s)}
         if tombstones != before.tombstones:
-            refused = {}
-        unread = [s for s in infos if s not in same and s not in refused]
-        read, also_refused = self._read(unread, infos, tombstones)
-        rows = _noted([*same.values(), *read.array], infos)
+            rejected = {}
+        unread = [s for s in infos if s not in unchanged and s not in rejected]
+        read_rows, newly_rejected = self._read(unread, infos, tombstones)
+        rows = _with_times([*unchanged.values(), *read_rows.array], infos)
         planned = min(PER_FOLDER, self._shards - number * PER_FOLDER)
-        whole = int((rows["shard"] < self._shards).sum()) == planned
-        return Folder(rows, refused | also_refused, tombstones, whole)
+        complete = int((rows["shard"] < self._shards).sum()) == planned
+        return Folder(rows, rejected | newly_rejected, tombstones, complete)
 
     def _read(
         self, shards: Sequence[int], infos: Mapping[int, FileInfo], tombstones: Mapping[int, int]
     ) -> tuple[ShardRows, dict[int, tuple[FileInfo, str]]]:
-        """Records that count, and why others do not; deleted ones are in neither."""
-        max_bytes, entries, refused = CommitRecord.MAX_BYTES, [], {}
+        """The records that count, and why others do not; deleted records are in neither."""
+        max_bytes, entries, rejected = CommitRecord.MAX_BYTES, [], {}
         for shard in shards:
             if infos[shard].bytes > max_bytes:
-                refused[shard] = infos[shard], f"has {infos[shard].bytes} bytes, far too many"
-        names = {record_name(shard): shard for shard in shards if shard not in refused}
+                rejected[shard] = infos[shard], f"has {infos[shard].bytes} bytes, far too many"
+        names = {record_name(shard): shard for shard in shards if shard not in rejected}
         for name, content in self._store.get_many(names, max_bytes=max_bytes).items():
             shard = names[name]
             try:
@@ -172,10 +176,10 @@ class Records:
                 if record.discards != tombstones.get(shard, 0):
                     raise ValueError("was discarded and is still there")
             except ValueError as error:
-                refused[shard] = infos[shard], str(error)
+                rejected[shard] = infos[shard], str(error)
                 continue
             entries.append(record.entry(len(content)))
-        return ShardRows.of(entries), refused
+        return ShardRows.of(entries), rejected
 
     def _checked(self, content: bytes, shard: int) -> CommitRecord:
         record = CommitRecord.read(content, where=f"{self._store.url}/{record_name(shard)}")
@@ -185,7 +189,7 @@ class Records:
             raise ValueError("belongs to another plan")
         return record
 
-    def _indexed(self, number: int) -> np.ndarray:
+    def _index_rows(self, number: int) -> np.ndarray:
         if self._index is None:
             return np.empty(0, ROW)
         start = number * PER_FOLDER
@@ -193,7 +197,7 @@ class Records:
 
 
 class Attempts:
-    """The failed attempts at shards of a root or of a label set: one file each."""
+    """The failed attempts at shards of a root or of a label set: one file per attempt."""
 
     def __init__(self, store: Store, folder: str = FAILED) -> None:
         self._store, self._folder = store, folder
@@ -224,7 +228,7 @@ class Attempts:
         unreadable: dict[int, Failure] = {}
         for name, (shard, number) in names.items():
             try:
-                # Read again, for the reason why it is missing.
+                # Reading it again raises the reason why it is missing.
                 content = contents.get(name) or self._store.get(name, max_bytes=Failure.MAX_BYTES)
                 by_shard[shard].append(Failure.read(content, where=name))
             except (FileNotFoundError, ValueError) as error:
@@ -236,7 +240,7 @@ class Attempts:
         return {shard: records or [unreadable[shard]] for shard, records in by_shard.items()}
 
     def add(self, failure: Failure) -> None:
-        """Write the record under the next free number; two writers at once take two numbers."""
+        """Write the record under the next free number, also if two processes write at once."""
         number = 1 + self.last(failure.shard)
         record = failure.model_copy(update={"message": failure.message[:MAX_MESSAGE]})
         while not self._store.create(
@@ -246,7 +250,7 @@ class Attempts:
             number += 1
 
     def _listed(self, folder: int) -> list[tuple[int, int]]:
-        """Shard and number of each attempt."""
+        """Shard and number of each attempt in one folder of shards."""
         names = self._store.scan(f"{self._folder}/{folder:04d}", suffix=".json")[0]
         matches = (self._name.fullmatch(name) for name in names)
         pairs = ((int(match[1]), int(match[2])) for match in matches if match)
@@ -254,14 +258,14 @@ class Attempts:
 
 
 def record_infos(infos: Mapping[str, FileInfo], folder: str = SHARDS) -> dict[int, FileInfo]:
-    """The files that are commit records, or labels, under their own names, by shard."""
+    """The files among these that are commit records, or labels, by shard."""
     stems = ((name, name[-12:-5]) for name in infos)
     numbered = ((name, int(stem)) for name, stem in stems if stem.isascii() and stem.isdigit())
     return {shard: infos[name] for name, shard in numbered if name == record_name(shard, folder)}
 
 
 def discards(store: Store, folder: int) -> dict[int, int]:
-    """The number of the last tombstone of each shard in one folder that was ever discarded."""
+    """The number of the last tombstone of each shard in one folder that was discarded before."""
     last_tombstones: dict[int, int] = {}
     for shard, number in Attempts(store, DISCARDED)._listed(folder):
         last_tombstones[shard] = max(last_tombstones.get(shard, 0), number)
@@ -295,20 +299,20 @@ def discard_record(store: Store, shard: int, *, why: str) -> None:
 
 
 def numbered_folders(store: Store, parent: str) -> set[int]:
-    """Numbers of the folders below this one, each of a thousand shards."""
+    """Numbers of the folders below `parent`, each of which is for a thousand shards."""
     matches = (re.fullmatch(rf"{parent}/(\d{{4}})", name) for name in store.scan(parent)[1])
     return {int(match[1]) for match in matches if match}
 
 
-def _fits(row: np.void, info: FileInfo, tombstones: Mapping[int, int]) -> bool:
-    """Whether a known row matches the listed file; rows of an index have no time."""
+def _is_current(row: np.void, info: FileInfo, tombstones: Mapping[int, int]) -> bool:
+    """Whether a row matches the listed file; rows that come from an index have no time."""
     same_time = row["modified"] in (0.0, info.modified)
     same_count = row["discards"] == tombstones.get(int(row["shard"]), 0)
     return bool(same_time and same_count and row["record_bytes"] == info.bytes)
 
 
-def _noted(rows: Sequence[np.void], infos: Mapping[int, FileInfo]) -> np.ndarray:
-    """These rows, ascending, with the times of modification of their records."""
+def _with_times(rows: Sequence[np.void], infos: Mapping[int, FileInfo]) -> np.ndarray:
+    """These rows in ascending order, with the times at which their records were written."""
     ascending = np.array(list(rows), ROW)
     ascending = ascending[np.argsort(ascending["shard"])]
     ascending["modified"] = [infos[shard].modified for shard in ascending["shard"].tolist()]

@@ -1,4 +1,4 @@
-"""The root of a mixed dataset: its plan and extensions, the state of its shards, its progress."""
+"""The root of a mixed dataset: its plan, its extensions, the state of its shards, its progress."""
 
 import os
 from collections import Counter
@@ -29,12 +29,12 @@ from semix.data.layout import Layout, layout_of, read_extensions
 from semix.data.records import Attempts, Records, discard_record, discards_of
 from semix.data.store import Store
 
-ShardInput = Literal["prototypes", "pairs"]  # files that the content of shards depends on
+ShardInput = Literal["prototypes", "pairs"]  # files on which the content of shards depends
 
 
 @dataclass(frozen=True)
 class RootProgress:
-    """Counts over a root.
+    """Counts of shards, groups and images in a root.
 
     Attributes:
         left_out: series of committed shards that came out flat or not finite.
@@ -60,11 +60,11 @@ class Root:
     """An existing root, read from the store alone.
 
     Attributes:
-        plan: the content of plan.json, but with the groups and shards of `extensions` counted.
+        plan: `stored_plan`, the content of plan.json, plus groups and shards of `extensions`.
         layout: which groups are in which shard.
         overrides: settings that differ here from plan.json and change no byte of a shard, such as
             where models are stored on this machine.
-        heartbeat: called after each folder that is listed, so that a watcher sees progress.
+        heartbeat: called after each listed folder, so that a supervisor sees progress.
     Raises:
         InputError: plan.json is missing, damaged, or written by another version of semix.
     """
@@ -74,8 +74,8 @@ class Root:
         self.overrides: Sequence[str] = ()
         self.store = Store(url)
         self.url = self.store.url
-        self.written = _read_plan(self.store)
-        self.extensions: list[Extension] = read_extensions(self.store, self.written)
+        self.stored_plan = _read_plan(self.store)
+        self.extensions: list[Extension] = read_extensions(self.store, self.stored_plan)
         self._records = Records(
             self.store, self.plan.digest, shards=self.plan.num_shards, heartbeat=heartbeat
         )
@@ -85,24 +85,24 @@ class Root:
     @cached_property
     def plan(self) -> Plan:
         if not self.extensions:
-            return self.written
+            return self.stored_plan
         sizes = {"num_groups": self.layout.num_groups, "num_shards": self.layout.num_shards}
-        return self.written.model_copy(update=sizes)
+        return self.stored_plan.model_copy(update=sizes)
 
     @cached_property
     def layout(self) -> Layout:
-        return layout_of(self.written, self.extensions)
+        return layout_of(self.stored_plan, self.extensions)
 
     @property
     def num_classes(self) -> int:
         return len(self.plan.class_names)
 
     def committed(self) -> dict[int, ShardEntry]:
-        """The entry of each committed shard, ascending; all other shards count as missing."""
+        """The entry of each committed shard, ascending; other shards count as missing."""
         return {entry.shard: entry for entry in self.entries()}
 
     def entries(self) -> Iterator[ShardEntry]:
-        """Like `committed`, one after the other, which takes less memory."""
+        """The entries of `committed` one by one, which takes less memory."""
         self._records.refresh()
         return iter(self._records.rows())
 
@@ -112,21 +112,21 @@ class Root:
         return self._records.rows().images()
 
     def folder(self, number: int) -> dict[int, ShardEntry]:
-        """Like `committed`, for the thousand shards from 1000 x `number` on."""
+        """The entry of each committed shard among the thousand from 1000 x `number` on."""
         start = number * PER_FOLDER
         self._records.refresh(start, start + PER_FOLDER)
         rows = self._records.rows().between(start, start + PER_FOLDER)
         return {entry.shard: entry for entry in rows}
 
     def record(self, shard: int) -> CommitRecord | None:
-        """The whole commit record of a shard, read now; None if it is missing."""
+        """The full commit record of a shard, read from the store; None if it is missing."""
         return self._records.find(shard)
 
     def is_committed(self, shard: int) -> bool:
         return self.record(shard) is not None
 
     def done(self) -> list[int]:
-        """Shards that are committed, ascending; all others are missing."""
+        """Shards that are committed, ascending."""
         self._records.refresh()
         numbers: list[int] = self._records.rows().numbers.tolist()
         return numbers
@@ -142,7 +142,7 @@ class Root:
     def failed_attempts(self, missing: Sequence[int] | None = None) -> dict[int, int]:
         """The number of failed attempts at each of these shards, by default of all missing ones.
 
-        It reads no record of an attempt.
+        The records of attempts are not read.
         """
         missing = self.missing() if missing is None else missing
         return {s: len(numbers) for s, numbers in self._attempts.numbers(missing).items()}
@@ -160,10 +160,10 @@ class Root:
         self._attempts.add(failure)
 
     def commit(self, record: CommitRecord) -> bool:
-        """Publish a commit record, last; False if the shard is committed already.
+        """Publish a commit record, after the files it names; False if one is there already.
 
         Raises:
-            InputError: a newer version of semix wrote the record that is there.
+            InputError: a newer version of semix wrote the existing record.
         """
         name, count = record_name(record.shard), discards_of(self.store, record.shard)
         content = record.model_copy(update={"discards": count}).written(indent=1)
@@ -193,22 +193,22 @@ class Root:
             images_done=groups * images,
             left_out=sum(map(len, rows["left_out"])),
             seconds=float(rows["wall_seconds"].sum()),
-            stages=_named(rows["seconds"].sum(0)),
+            stages=_seconds_by_stage(rows["seconds"].sum(0)),
             tflop=None if np.isnan(tflop) else tflop,
         )
 
     def status(self) -> dict[str, Any]:
-        """What `semix status` shows, as plain values."""
+        """The values that `semix status` shows."""
         return {"url": self.url, "plan": self.plan.digest, **asdict(self.progress())}
 
-    def made_with(self, file: ShardInput) -> Counter[str]:
-        """Number of shards by the SHA-256 of the `prototypes` or `pairs` in their record, or ""."""
+    def shards_by_input(self, file: ShardInput) -> Counter[str]:
+        """Number of shards by the SHA-256 of the file they were made with; "" if not recorded."""
         self._records.refresh()
         names = self._records.rows().array[file].tolist()
         return Counter(name.decode() for name in names)
 
     def write_index(self) -> str:
-        """Pin the committed shards as `index/N.json`; returns the newest if nothing changed."""
+        """Pin the committed shards as `index/N.json`; returns the newest index if it is equal."""
         self._records.refresh()
         return write_index(self.store, self._records.rows(), plan=self.plan.digest)
 
@@ -216,8 +216,8 @@ class Root:
         """Names of the indices, oldest first."""
         return index_names(self.store)
 
-    def made_from(self) -> dict[ShardInput, str]:
-        """SHA-256 of the prototypes and pairs that are there, for the records of new shards."""
+    def input_digests(self) -> dict[ShardInput, str]:
+        """SHA-256 of the existing prototypes and pairs files, for the records of new shards."""
         files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
         return {kind: digest for kind, name in files.items() if (digest := self._hash(name))}
 
@@ -231,9 +231,9 @@ class Root:
         return self._hashes[name]
 
 
-def _named(seconds: Sequence[float]) -> dict[str, float]:
-    named = zip(STAGES, map(float, seconds), strict=True)
-    return {stage: value for stage, value in named if value}
+def _seconds_by_stage(seconds: Sequence[float]) -> dict[str, float]:
+    pairs = zip(STAGES, map(float, seconds), strict=True)
+    return {stage: value for stage, value in pairs if value}
 
 
 def _read_plan(store: Store) -> Plan:

@@ -1,4 +1,4 @@
-"""Application of an exclusion: whether one of its rules leaves out a series of an index."""
+"""Decides which series of an index the rules of an exclusion leave out."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,24 @@ class SeriesFilter:
 
     Raises:
         InputError: a rule needs flags, and the index was not audited.
-        ValueError: the flags are damaged; named.
+        ValueError: the file of flags is damaged; the message names it.
     """
 
     def __init__(self, exclusion: Exclusion, source: PinnedRoot) -> None:
         self.rules = exclusion.rules()
         self._source = source
-        self._flagged = _flagged(exclusion.flagged, source) if exclusion.flagged else frozenset()
+        flags = exclusion.flagged
+        self._flagged = _flagged_groups(flags, source) if flags else frozenset()
         self._features: tuple[int, Tensor] | None = None  # of the last shard
         self._counts = dict.fromkeys(self.rules, 0)
-        self._series = self._kept = 0
+        self._num_series = self._num_kept = 0
 
     def keep(self, shard: ShardEntry, records: Sequence[SeriesRecord]) -> list[bool]:
-        """Which series of a shard to read, in their order.
+        """Whether to read each of these series of a shard.
 
         Args:
             shard: its entry in the index.
-            records: `KEY.json` of all of its series, or of some, under the labels in use.
+            records: `KEY.json` of all of its series, or of some, with the labels in use.
         Raises:
             InputError: a rule that does not apply to these series.
             ValueError: stored features that cannot be read.
@@ -45,20 +46,20 @@ class SeriesFilter:
         for rule, value in self.rules.items() if records else ():
             left_out = self._left_out(rule, value, shard, records)
             self._counts[rule] += sum(left_out)
-            keep = [so_far and not left for so_far, left in zip(keep, left_out, strict=True)]
-        self._series, self._kept = self._series + len(keep), self._kept + sum(keep)
+            keep = [kept and not omitted for kept, omitted in zip(keep, left_out, strict=True)]
+        self._num_series, self._num_kept = self._num_series + len(keep), self._num_kept + sum(keep)
         return keep
 
     def conclude(self) -> None:
-        """After the last shard: log how many series each rule left out.
+        """Log how many series each rule left out; called after the last shard.
 
         Raises:
-            InputError: none is left.
+            InputError: no series remains.
         """
         if not self.rules:
             return
-        log.info("%s", describe(self._counts, left=self._kept, series=self._series))
-        if not self._kept:
+        log.info("%s", describe(self._counts, remaining=self._num_kept, series=self._num_series))
+        if not self._num_kept:
             rules = ", ".join(f"{name} {value}" for name, value in self.rules.items())
             raise InputError("exclude", rules, f"leaves none of {self._series} series; ease a rule")
 
@@ -70,7 +71,7 @@ class SeriesFilter:
             case "min_correlation" | "monotone":
                 return _out_of_order(rule, value, records)
             case "end_points":
-                return self._strayed(shard, records)
+                return self._end_points_disagree(shard, records)
             case "max_disagreement":
                 differences = [r.agreement.difference for r in records if r.agreement]
                 if len(differences) < len(records):
@@ -89,11 +90,13 @@ class SeriesFilter:
                 return [record.group in self._flagged for record in records]
         raise AssertionError(rule)
 
-    def _strayed(self, shard: ShardEntry, records: Sequence[SeriesRecord]) -> list[bool]:
-        # Read once per shard, also where its series come one by one.
+    def _end_points_disagree(
+        self, shard: ShardEntry, records: Sequence[SeriesRecord]
+    ) -> list[bool]:
+        # Read once per shard, also if its series are passed one by one.
         if self._features is None or self._features[0] != shard.shard:
             self._features = shard.shard, self._source.features(shard)
-        features, strayed = self._features[1], []
+        features, disagree = self._features[1], []
         rows = {group: row for row, group in enumerate(shard.group_numbers)}
         for record in records:
             end_points = read_end_points(
@@ -102,18 +105,18 @@ class SeriesFilter:
                 features[rows[record.group]],
                 self._source.prototypes,
             )
-            strayed.append(bool((end_points.intended != end_points.nearest).any()))
-        return strayed
+            disagree.append(bool((end_points.intended != end_points.nearest).any()))
+        return disagree
 
 
-def describe(counts: Mapping[str, int], *, left: int, series: int) -> str:
+def describe(counts: Mapping[str, int], *, remaining: int, series: int) -> str:
     """`exclusion keeps 131 of 135 series; left out: monotone 3, flagged 2`; rules may overlap."""
-    each = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    return f"exclusion keeps {left:,} of {series:,} series; left out: {each}"
+    counts_text = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return f"exclusion keeps {remaining:,} of {series:,} series; left out: {counts_text}"
 
 
 def _out_of_order(rule: str, value: float, records: Sequence[SeriesRecord]) -> list[bool]:
-    """Pairs whose weights do not follow alpha."""
+    """Whether the weights of each series of a pair do not follow alpha."""
     classes = max(len(record.classes) for record in records)
     if classes > 2:
         raise InputError(f"exclude.{rule}", value, f"is for pairs; these mix {classes} classes")
@@ -126,7 +129,7 @@ def _out_of_order(rule: str, value: float, records: Sequence[SeriesRecord]) -> l
     return (spearman(alphas, weights) < value).tolist()
 
 
-def _flagged(names: Sequence[Any], source: PinnedRoot) -> frozenset[int]:
+def _flagged_groups(names: Sequence[Any], source: PinnedRoot) -> frozenset[int]:
     flags = newest_flags(source.root, source.index)
     if flags is None or flags.digest != source.digest:
         url, index = source.root.url, source.index

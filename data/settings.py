@@ -1,4 +1,4 @@
-"""Settings: frozen pydantic models, read from YAML with overrides; every mistake is named."""
+"""Settings: frozen pydantic models, read from YAML with overrides; errors list every mistake."""
 
 import difflib
 import re
@@ -12,15 +12,15 @@ from pydantic_core import ErrorDetails
 from semix.data.errors import NOT_SHOWN, InputError, choices
 from semix.data.files import read_bytes
 from semix.data.store import Store
-from semix.data.store.places import parse_url, shown
+from semix.data.store.location import parse_url, shown
 
 KNOWN = "known here:"
-MAX_MEANT = 3  # suggestions of settings in other sections for a misplaced key
-TAB = r"found character '\t'"  # part of the parser's message
-MAX_BYTES = 16 * 2**20  # bytes of a config; the largest of ours has two thousand
+MAX_SUGGESTIONS = 3  # settings in other sections that are suggested for a misplaced key
+TAB = r"found character '\t'"  # in the parser's message
+MAX_BYTES = 16 * 2**20  # bytes of a config; those in configs/ have a few thousand
 MAX_MISTAKES = 20  # shown at once
 MAX_KEY = 100  # characters shown of a key
-# Characters and values that aliases may add to a file; they can multiply without end.
+# Characters and values that aliases may add to a file; nested aliases multiply its size.
 MAX_REPEATED = 1 << 20
 
 
@@ -39,11 +39,12 @@ def load_settings(
     """Read settings from a YAML file or a mapping.
 
     Args:
-        source: a local path, or a URL that a store accepts; or the values themselves.
+        source: a local path, a URL that a store accepts, or the values.
         overrides: texts like `mixing.seed=7`; the value is read as YAML.
     Raises:
-        InputError: no such file or no permission, not YAML; unknown keys (with the nearest known
-            one) and values out of range, each by its dotted path, all at once, one per line.
+        InputError: no such file or no permission, not YAML; unknown keys, with the most
+            similar known key, and values out of range. One error lists all of them by their
+            dotted paths, one per line.
     """
     values = read_config_file(source) if isinstance(source, str | Path) else _copy(source)
     for override in overrides:
@@ -66,12 +67,12 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise InputError("--set", override, "write it as section.key=value")
     for key in keys[:-1]:
-        inner = values.get(key)
-        if inner is None:
-            inner = values[key] = {}
-        if not isinstance(inner, dict):
-            raise InputError("--set", override, f"{key} is a value and has no parts")
-        values = inner
+        section = values.get(key)
+        if section is None:
+            section = values[key] = {}
+        if not isinstance(section, dict):
+            raise InputError("--set", override, f"{key} is a value, not a section")
+        values = section
     try:
         values[keys[-1]] = read_yaml(text)
     except ValueError as error:
@@ -81,12 +82,12 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def _mistakes(
     kind: type[Settings], error: ValidationError, values: Mapping[str, Any]
 ) -> InputError:
-    """One error for all mistakes: the first, whose remedy has one more line per other mistake."""
+    """One error for all mistakes: the first one, with a line in its remedy for each further one."""
     mistakes: list[InputError] = []
-    for problem in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
-        mistake = _mistake(kind, problem, values)
+    for detail in sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden"):
+        mistake = _mistake(kind, detail, values)
         # A required key that is misspelt is also reported as missing; the misspelling says more.
-        misspelt = problem["type"] == "missing" and any(
+        misspelt = detail["type"] == "missing" and any(
             f"did you mean {mistake.field}?" in other.remedy for other in mistakes
         )
         # Each member of a union reports the same value, or parts of it.
@@ -94,8 +95,9 @@ def _mistakes(
             mistakes.append(mistake)
     first, lines = mistakes[0], []
     for other, before in zip(mistakes[1:MAX_MISTAKES], mistakes, strict=False):
-        same = KNOWN in other.remedy and other.remedy == before.remedy  # a list of all settings
-        remedy = "unknown setting here, too" if same else other.remedy
+        # The same list of all known settings is not repeated.
+        is_repeated = KNOWN in other.remedy and other.remedy == before.remedy
+        remedy = "unknown setting here, too" if is_repeated else other.remedy
         lines.append(str(InputError(other.field, other.value, remedy)))
     if len(mistakes) > MAX_MISTAKES:
         lines.append(f"and {len(mistakes) - MAX_MISTAKES} more")
@@ -106,75 +108,75 @@ def _overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def _mistake(kind: type[Settings], problem: ErrorDetails, values: Mapping[str, Any]) -> InputError:
-    keys = _written(problem["loc"], values)
-    path, value = ".".join(keys) or "config", problem["input"]
-    if problem["type"] == "extra_forbidden":
-        return _unknown(kind, keys, known=_known_keys(kind, problem["loc"][:-1]))
-    if problem["type"] == "missing":
-        missing = ".".join([*keys, str(problem["loc"][-1])])
+def _mistake(kind: type[Settings], detail: ErrorDetails, values: Mapping[str, Any]) -> InputError:
+    keys = _existing_keys(detail["loc"], values)
+    path, value = ".".join(keys) or "config", detail["input"]
+    if detail["type"] == "extra_forbidden":
+        return _unknown(kind, keys, known=_known_keys(kind, detail["loc"][:-1]))
+    if detail["type"] == "missing":
+        missing = ".".join([*keys, str(detail["loc"][-1])])
         return InputError(missing, "nothing", "this setting is required")
-    if problem["type"] == "union_tag_invalid":
-        return _no_such_kind(keys, problem["ctx"])
-    if problem["type"] == "model_type":
+    if detail["type"] == "union_tag_invalid":
+        return _unknown_kind(keys, detail["ctx"])
+    if detail["type"] == "model_type":
         return InputError(path, repr(value), "must hold `key: value` settings")
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "literal_error" and isinstance(value, str):
-        message = choices(value, re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
-    # A whole section does not fit together: its content would fill the screen.
-    shown = NOT_SHOWN if isinstance(value, Mapping) else repr(value)
-    return InputError(path, shown, message[0].lower() + message[1:])
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "literal_error" and isinstance(value, str):
+        message = choices(value, re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
+    # The settings of a section do not fit together: showing all would fill the screen.
+    shown_value = NOT_SHOWN if isinstance(value, Mapping) else repr(value)
+    return InputError(path, shown_value, message[0].lower() + message[1:])
 
 
-def _written(location: Sequence[int | str], values: Any) -> list[str]:
-    """The parts of a location that are keys of the values; a union adds a member's name."""
-    keys = []
-    for part in location:
-        inside = isinstance(values, Mapping) and part in values
-        if inside or (isinstance(values, list | tuple) and isinstance(part, int)):
-            keys.append(str(part)[:MAX_KEY])
-            values = values[part]
-    return keys
+def _existing_keys(location: Sequence[int | str], values: Any) -> list[str]:
+    """The keys of a location that exist in the values; a union adds the name of a member to it."""
+    existing = []
+    for key in location:
+        inside = isinstance(values, Mapping) and key in values
+        if inside or (isinstance(values, list | tuple) and isinstance(key, int)):
+            existing.append(str(key)[:MAX_KEY])
+            values = values[key]
+    return existing
 
 
 def _unknown(kind: type[Settings], keys: Sequence[str], *, known: Sequence[str]) -> InputError:
     """The error for an unknown key. It hides the value: the file may hold secrets by mistake."""
-    near = difflib.get_close_matches(keys[-1], known, n=1)
-    meant = _of_that_name(kind, keys) or [".".join([*keys[:-1], name]) for name in near]
-    remedy = f"did you mean {' or '.join(meant)}?" if meant else f"{KNOWN} {', '.join(known)}"
-    newer = "" if meant else "; a newer semix may know it"
+    similar = difflib.get_close_matches(keys[-1], known, n=1)
+    paths = _same_name_elsewhere(kind, keys) or [".".join([*keys[:-1], name]) for name in similar]
+    remedy = f"did you mean {' or '.join(paths)}?" if paths else f"{KNOWN} {', '.join(known)}"
+    newer = "" if paths else "; a newer semix may know it"
     return InputError(".".join(keys), NOT_SHOWN, f"unknown setting; {remedy}{newer}")
 
 
-def _of_that_name(kind: type[BaseModel], keys: Sequence[str]) -> list[str]:
+def _same_name_elsewhere(kind: type[BaseModel], keys: Sequence[str]) -> list[str]:
     """Dotted paths of settings of the same name in other sections, the shortest first."""
-    known = sorted(_paths(kind, parts=False), key=_depth)
-    known += sorted(_paths(kind, parts=True), key=_depth)
+    known = sorted(_paths(kind, parameters=False), key=_depth)
+    known += sorted(_paths(kind, parameters=True), key=_depth)
     paths = [path for path in dict.fromkeys(known) if path.split(".")[-1] == keys[-1]]
-    if ".".join(keys) in paths:  # a setting of this section that excludes its other settings
+    if ".".join(keys) in paths:  # it exists here, but another setting of this section excludes it
         return []
-    return paths[:MAX_MEANT]
+    return paths[:MAX_SUGGESTIONS]
 
 
 def _depth(path: str) -> int:
     return path.count(".")
 
 
-def _paths(kind: type[BaseModel], *, parts: bool) -> Iterator[str]:
-    """Dotted paths of all settings, except in lists and under names that the user chooses.
+def _paths(kind: type[BaseModel], *, parameters: bool) -> Iterator[str]:
+    """Dotted paths of all settings, except in lists and below keys that the user chooses.
 
     Args:
-        parts: list only the parameters of losses, models and the like; else only the others.
+        parameters: yield only the parameters of losses, models and the like; else the other ones.
     """
     for name, field in kind.model_fields.items():
         extra: Any = field.json_schema_extra or {}
-        params = [param for each in extra.get("parts", {}).values() for param in each]
-        yield from (f"{name}.{param}" for param in params) if parts else (name,)
-        for inner in _models(field.annotation, alone=True).values():
-            yield from (f"{name}.{path}" for path in _paths(inner, parts=parts))
+        params = [param for names in extra.get("parts", {}).values() for param in names]
+        yield from (f"{name}.{param}" for param in params) if parameters else (name,)
+        for inner in _models(field.annotation, single=True).values():
+            yield from (f"{name}.{path}" for path in _paths(inner, parameters=parameters))
 
 
-def _no_such_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:
+def _unknown_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:
     """The error for an unknown value of the field that chooses among kinds of settings."""
     # The discriminator is the field in quotes, or a function named after the field that it reads.
     field = context["discriminator"].strip("'").removesuffix("()")
@@ -183,34 +185,34 @@ def _no_such_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError
 
 
 def _known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """Field names of the model, or models, found by walking a location down from `kind`."""
+    """Names of the settings that may stand at a location below a model of `kind`."""
     models = {"": kind}
-    for part in location:
-        if part in models:  # the name that a union gives a member
-            models = {str(part): models[str(part)]}
+    for key in location:
+        if key in models:  # the name that a union gives a member
+            models = {str(key): models[str(key)]}
             continue
-        fields = [model.model_fields.get(str(part)) for model in models.values()]
+        fields = [model.model_fields.get(str(key)) for model in models.values()]
         inner = [_models(field.annotation) for field in fields if field is not None]
         if inner:  # else a position in a list or dictionary of models
             models = {name: model for inner_models in inner for name, model in inner_models.items()}
     return sorted({name for model in models.values() for name in model.model_fields})
 
 
-def _models(annotation: Any, *, alone: bool = False) -> dict[str, type[BaseModel]]:
-    """The models in an annotation, by the name that a union gives them in a location.
+def _models(annotation: Any, *, single: bool = False) -> dict[str, type[BaseModel]]:
+    """The models in a type annotation, by the name that a union gives them in a location.
 
     Args:
-        alone: leave out models in lists and dictionaries, which may hold several.
+        single: leave out models in lists and dictionaries, which may hold several.
     """
-    if alone and get_origin(annotation) in (list, tuple, dict):
+    if single and get_origin(annotation) in (list, tuple, dict):
         return {}
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation.__name__: annotation}
-    parts = get_args(annotation)
-    tags = [part.tag for part in parts if isinstance(part, Tag)]
+    args = get_args(annotation)
+    tags = [arg.tag for arg in args if isinstance(arg, Tag)]
     if get_origin(annotation) is Annotated and tags:
-        return {tag: model for model in _models(parts[0], alone=alone).values() for tag in tags}
-    return {name: model for part in parts for name, model in _models(part, alone=alone).items()}
+        return {tag: model for model in _models(args[0], single=single).values() for tag in tags}
+    return {name: model for arg in args for name, model in _models(arg, single=single).items()}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -222,11 +224,12 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def whole_section(name: str, *sides: Mapping[str, Any]) -> str:
-    """The outermost section around a setting that is a key of a flat side, else the name."""
-    parts = name.split(".")
-    sections = (".".join(parts[:count]) for count in range(1, len(parts)))
-    return next((each for each in sections if any(each in side for side in sides)), name)
+def whole_section(name: str, *flat_settings: Mapping[str, Any]) -> str:
+    """The outermost section of a setting that is a key of these flat settings, else its name."""
+    names = name.split(".")
+    sections = (".".join(names[:count]) for count in range(1, len(names)))
+    existing = (s for s in sections if any(s in settings for settings in flat_settings))
+    return next(existing, name)
 
 
 def in_words(settings: Mapping[str, Any], name: str) -> str:
@@ -237,7 +240,7 @@ def in_words(settings: Mapping[str, Any], name: str) -> str:
 
 
 def whole_path(source: str | Path) -> str:
-    """The absolute path, valid in any working directory; a URL stays as it is."""
+    """The absolute path, which is valid in any working directory; a URL stays as it is."""
     return str(source) if "://" in str(source) else str(Path(source).absolute())
 
 
@@ -269,7 +272,7 @@ def _text(content: bytes, source: str | Path) -> str:
 
 
 def read_yaml(text: str) -> Any:
-    """The values of one YAML document; None of an empty one.
+    """The values of one YAML document; None if it is empty.
 
     Raises:
         ValueError: line, column and problem, without the text, which may hold secrets.
@@ -282,7 +285,7 @@ def read_yaml(text: str) -> Any:
         _check_alias_expansion(node)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        # The message quotes names from the text at its end; tokens and single characters may stay.
+        # A message may end in a quoted name from the text, which is cut off; quoted tokens stay.
         problem = re.split(r""" ['"](?!<|.['"])""", str(error.problem))[0]
         if TAB in str(error.problem):
             problem = "a tab, which YAML does not take here; indent with spaces"
@@ -307,28 +310,28 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_alias_expansion(root: yaml.Node) -> None:
-    """Raise where aliases make a document much larger than its text, or endless."""
+    """Raise if aliases make a document much larger than its text, or endless."""
     sizes: dict[yaml.Node, int] = {}  # of each node with aliases expanded; 0 while it is counted
-    written = 0
+    text_size = 0
 
     def size(node: yaml.Node) -> int:
-        nonlocal written
+        nonlocal text_size
         if node in sizes:
             if not sizes[node]:
-                _raise_at(node, "an alias stands inside what it names")
+                _raise_at(node, "an alias stands inside its own anchor")
             return sizes[node]
         sizes[node] = 0
-        size_alone = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-        written += size_alone
-        sizes[node] = size_alone + sum(size(part) for part in _parts(node))
-        if sizes[node] > written + MAX_REPEATED:
+        own_size = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        text_size += own_size
+        sizes[node] = own_size + sum(size(child) for child in _child_nodes(node))
+        if sizes[node] > text_size + MAX_REPEATED:
             _raise_at(node, "aliases repeat too much here; write the values out")
         return sizes[node]
 
     size(root)
 
 
-def _parts(node: yaml.Node) -> Iterable[yaml.Node]:
+def _child_nodes(node: yaml.Node) -> Iterable[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return (part for pair in node.value for part in pair)
     return node.value if isinstance(node, yaml.SequenceNode) else ()
@@ -341,26 +344,24 @@ def _raise_at(node: yaml.Node, problem: str) -> NoReturn:
 def _content(source: str) -> bytes:
     name = shown(source)  # a query may be a secret
     try:
-        return (
-            _fetched(source) if "://" in source else read_bytes(Path(source), max_bytes=MAX_BYTES)
-        )
+        return _fetch(source) if "://" in source else read_bytes(Path(source), max_bytes=MAX_BYTES)
     except FileNotFoundError:
         remedy = "there is no such file; give the path or URL of a YAML file"
         raise InputError("config", name, remedy) from None
     except IsADirectoryError:
         remedy = "is a folder; give the path or URL of a YAML file"
         raise InputError("config", name, remedy) from None
-    except InputError as error:  # of its size, the URL, its bucket or the credentials
+    except InputError as error:  # about its size, the URL, its bucket or the credentials
         raise InputError("config", name, error.remedy) from None
     except OSError as error:
         raise InputError("config", name, f"cannot be read: {error.strerror or error}") from None
 
 
-def _fetched(url: str) -> bytes:
+def _fetch(url: str) -> bytes:
     location = parse_url(url)
     if location.protocol == "file":
         return read_bytes(Path(location.base), max_bytes=MAX_BYTES)
     folder, _, name = location.url.rpartition("/")
-    if folder.endswith("/"):  # a bucket alone
+    if folder.endswith("/"):  # the URL is only a bucket
         raise IsADirectoryError
     return Store(folder).get(name, max_bytes=MAX_BYTES)

@@ -1,4 +1,4 @@
-"""The shards of an index as open files: in place where they are local, else verified copies."""
+"""The shards of an index as open files: the tars of a local root, or verified copies of them."""
 
 import errno
 import fcntl
@@ -23,34 +23,34 @@ from semix.data.formats import SeriesRecord, ShardEntry
 from semix.data.machine import cache_folder
 from semix.data.store import Store
 from semix.data.strict_json import Strict
-from semix.data.tar import GroupPlace, scan_tar
+from semix.data.tar import SeriesSpans, scan_tar
 from semix.data.tar_hashes import BLOCK, check_tar, sha256_of
 
 CACHE_LIMIT = 50 * 2**30  # bytes of tars
-MANIFESTS_SHARE = 8  # manifests may take this fraction, an eighth, of the limit for tars
-MAX_MANIFEST = 2**30  # bytes; a manifest has a shard's records, and the places of its images
+MANIFESTS_DIVISOR = 8  # manifests may take an eighth of the limit for tars
+MAX_MANIFEST = 2**30  # bytes; a manifest has a shard's records, and the offsets of its images
 COPY, PARTIAL = ".tar", ".partial"
-OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
-OUR_MANIFEST = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
-MAX_OPEN = {True: 128, False: 4}  # by `local`; an open copy occupies the disk even if deleted
+COPY_NAME = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
+MANIFEST_NAME = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
+MAX_OPEN = {True: 128, False: 4}  # by `local`; an open copy takes disk space even if deleted
 
 
 @dataclass(frozen=True)
 class ShardContents:
-    """What a shard holds, read without its images.
+    """The records of a shard, and where its images lie.
 
     Attributes:
-        records: `KEY.json` of each of its g groups.
-        places: int64 [g, A, 2], offset and size in the tar of each image.
+        records: `KEY.json` of each of its g series.
+        spans: int64 [g, A, 2], offset and size of each image in the tar.
     """
 
     records: list[SeriesRecord]
-    places: np.ndarray
+    spans: np.ndarray
 
 
 class _Manifest(Strict):
     records: list[SeriesRecord]
-    places: list[list[list[int]]]
+    places: list[list[list[int]]]  # the spans
 
 
 class Descriptor:
@@ -64,7 +64,7 @@ class Descriptor:
 
 
 class ShardFiles:
-    """Reads bytes of the shards of an index: in place where they are local, else from copies.
+    """Reads bytes of the shards of an index: from a local root, or from copies in a cache.
 
     Args:
         shards: entries of an index.
@@ -75,30 +75,30 @@ class ShardFiles:
         self, store: Store, shards: Sequence[ShardEntry], *, cache: "ShardCache | None"
     ) -> None:
         self.store, self.shards, self.cache = store, shards, cache
-        self._begin()
+        self._reset()
 
     def contents(self, shard: int) -> ShardContents:
-        """Records and places of the shard at this position of the index.
+        """Records and spans of the shard at this position of the index.
 
         Raises:
             ValueError: the shard is damaged, missing, or not what its index says.
         """
         entry = self.shards[shard]
-        known = self.cache.read_manifest(entry) if self.cache else None
-        if known is None:
-            known = _read_contents(self._opened(shard).number, entry)
+        contents = self.cache.read_manifest(entry) if self.cache else None
+        if contents is None:
+            contents = _read_contents(self._open_descriptor(shard).number, entry)
             if self.cache:
-                self.cache.write_manifest(entry, known)
-        return known
+                self.cache.write_manifest(entry, contents)
+        return contents
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         """Bytes of the shard at this position of the index."""
         # The local variable keeps the file open while other threads open more.
-        descriptor = self._opened(shard)
+        descriptor = self._open_descriptor(shard)
         return os.pread(descriptor.number, size, offset)
 
     def fetch_again(self, shard: int) -> bool:
-        """Drop a copy whose bytes cannot be right; False if no copy was read."""
+        """Drop a copy whose bytes are wrong, so that it is fetched again; False without a cache."""
         if self.cache is None:
             return False
         self.cache.forget(self.shards[shard])
@@ -106,9 +106,9 @@ class ShardFiles:
             self._open.pop(shard, None)
         return True
 
-    def _opened(self, shard: int) -> Descriptor:
+    def _open_descriptor(self, shard: int) -> Descriptor:
         if self._process != os.getpid():
-            self._begin()  # threads of the parent, which a fork does not copy, may hold the lock
+            self._reset()  # threads of the parent, which a fork does not copy, may hold the lock
         with self._lock:
             descriptor = self._open.get(shard)
             if descriptor is not None:
@@ -132,13 +132,13 @@ class ShardFiles:
                 f"{shard.tar} is not in {self.store.url}; run `semix verify`"
             ) from None
         try:
-            check_tar(descriptor, shard, place=f"{self.store.url}/{shard.tar}")
+            check_tar(descriptor, shard, path=f"{self.store.url}/{shard.tar}")
         except ValueError as error:
             os.close(descriptor)
             raise ValueError(f"{shard.tar}: {error}; run `semix verify --full`") from None
         return descriptor
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._process, self._lock = os.getpid(), threading.Lock()
         self._open: OrderedDict[int, Descriptor] = OrderedDict()
 
@@ -147,20 +147,20 @@ class ShardFiles:
 
 
 class ShardCache:
-    """Copies of tars under their hashes; the least recently used are removed first.
+    """Copies of tars, named by their hashes; the least recently used are removed first.
 
-    A copy appears whole and verified or not at all. If it was written to since, or has another
-    size, it is verified again, and fetched again where it is damaged. A lock lets one process
-    fetch a shard; one may remove a file that another still reads, because an open file lives on.
+    A copy appears complete and verified, or not at all. If it was written to since, or has another
+    size, it is verified again, and fetched again if it is damaged. A lock lets only one process
+    fetch a shard. An open file stays readable if another process removes it.
 
-    A manifest lists what each shard holds, so that no shard is fetched for its records alone;
+    A manifest per shard has its contents, so that no shard is fetched for its records alone;
     opening the cache removes the least recently used manifests.
 
     Args:
         folder: `cache_folder()/shards` by default.
         limit: bytes of tars to keep; manifests may take an eighth of it in addition. The tar that
-            was fetched last stays, even if it alone is larger; files that processes still have
-            open occupy the disk in addition.
+            was fetched last stays, even if it alone is larger; deleted files that processes still
+            have open take space in addition.
     """
 
     def __init__(self, folder: Path | None = None, *, limit: int = CACHE_LIMIT) -> None:
@@ -170,8 +170,8 @@ class ShardCache:
             self._manifests.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from None
-        manifests = (p for p in self._manifests.iterdir() if OUR_MANIFEST.fullmatch(p.name))
-        _remove_oldest(manifests, limit=limit // MANIFESTS_SHARE)
+        manifests = (p for p in self._manifests.iterdir() if MANIFEST_NAME.fullmatch(p.name))
+        _remove_oldest(manifests, limit=limit // MANIFESTS_DIVISOR)
 
     def open(self, shard: ShardEntry, store: Store) -> int:
         """A descriptor of the local copy, for `os.pread`; the caller closes it.
@@ -187,7 +187,7 @@ class ShardCache:
             with self._lock(shard.sha256):
                 descriptor = self._open_verified(shard)
                 if descriptor is None:
-                    descriptor = self._fetched(shard, store)
+                    descriptor = self._fetch(shard, store)
         return descriptor
 
     def forget(self, shard: ShardEntry) -> None:
@@ -195,12 +195,12 @@ class ShardCache:
         self._path(shard).unlink(missing_ok=True)
 
     def write_manifest(self, shard: ShardEntry, contents: ShardContents) -> None:
-        """Store what a shard holds.
+        """Store the contents of a shard.
 
         Raises:
             InputError: the folder cannot be written.
         """
-        manifest = _Manifest(records=contents.records, places=contents.places.tolist())
+        manifest = _Manifest(records=contents.records, places=contents.spans.tolist())
         content = manifest.model_dump_json(exclude_defaults=True).encode()
         digest = hashlib.sha256(content).hexdigest().encode()
         try:
@@ -209,7 +209,7 @@ class ShardCache:
             raise self._unusable(error) from None
 
     def read_manifest(self, shard: ShardEntry) -> ShardContents | None:
-        """What `write_manifest` stored; None if it is missing or damaged."""
+        """The contents that `write_manifest` stored; None if they are missing or damaged."""
         path = self._manifest_path(shard)
         try:
             digest, _, text = read_bytes(path, max_bytes=MAX_MANIFEST).partition(b"\n")
@@ -237,16 +237,16 @@ class ShardCache:
         except FileNotFoundError:
             return None
         state = os.fstat(descriptor)
-        whole = state.st_size == shard.bytes
-        if whole and state.st_mtime_ns != _mtime_tag(shard):
-            whole = sha256_of(descriptor) == shard.sha256
-        if not whole:
+        intact = state.st_size == shard.bytes
+        if intact and state.st_mtime_ns != _mtime_tag(shard):
+            intact = sha256_of(descriptor) == shard.sha256
+        if not intact:
             os.close(descriptor)
             return None
         _touch(descriptor, shard)
         return descriptor
 
-    def _fetched(self, shard: ShardEntry, store: Store) -> int:
+    def _fetch(self, shard: ShardEntry, store: Store) -> int:
         partial = self.folder / f".{shard.sha256}{PARTIAL}"
         try:
             self._make_room(shard.bytes)
@@ -258,7 +258,7 @@ class ShardCache:
             self._download(shard, store, descriptor)
             _touch(descriptor, shard)
             partial.replace(self._path(shard))
-            self._make_room(0, keep=self._path(shard))  # other processes fetched meanwhile
+            self._make_room(0, keep=self._path(shard))  # others may have fetched tars
         except BaseException:
             os.close(descriptor)
             partial.unlink(missing_ok=True)
@@ -268,8 +268,8 @@ class ShardCache:
     def _download(self, shard: ShardEntry, store: Store, descriptor: int) -> None:
         digest, size = hashlib.sha256(), 0
         try:
-            with store.open(shard.tar) as source:
-                while (block := source.read(BLOCK)) and size <= shard.bytes:
+            with store.open(shard.tar) as file:
+                while (block := file.read(BLOCK)) and size <= shard.bytes:
                     digest.update(block)
                     size += len(block)
                     self._write(descriptor, block)
@@ -289,14 +289,14 @@ class ShardCache:
             raise self._unusable(error) from None
 
     def _make_room(self, extra: int, *, keep: Path | None = None) -> None:
-        """Remove the least recently used copies, but not `keep`, until `extra` bytes fit."""
-        copies = (path for path in self.folder.iterdir() if OURS.fullmatch(path.name))
+        """Remove the least recently used copies, except `keep`, until `extra` more bytes fit."""
+        copies = (path for path in self.folder.iterdir() if COPY_NAME.fullmatch(path.name))
         remaining = [path for path in copies if not self._remove_abandoned(path)]
-        spare = {keep, *(path for path in remaining if path.suffix == PARTIAL)}
-        _remove_oldest(remaining, limit=self.limit - extra, spare=spare)
+        kept_paths = {keep, *(path for path in remaining if path.suffix == PARTIAL)}
+        _remove_oldest(remaining, limit=self.limit - extra, keep=kept_paths)
 
     def _remove_abandoned(self, path: Path) -> bool:
-        """Remove a partial copy that a killed process left; whether it was one."""
+        """Remove a partial copy that a killed process left; False if this is none."""
         if path.suffix != PARTIAL:
             return False
         try:
@@ -309,7 +309,7 @@ class ShardCache:
     @contextmanager
     def _lock(self, sha256: str, *, wait: bool = True) -> Iterator[None]:
         """Lock one shard against all other threads and processes of this machine."""
-        # Each of 256 lock files serves many shards: removing them would be a race.
+        # 256 lock files, each for many shards, which are never removed: that would be a race.
         path = self.folder / f".{sha256[:2]}.lock"
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -329,9 +329,9 @@ class ShardCache:
 
 
 def _remove_oldest(
-    paths: Iterable[Path], *, limit: int, spare: Collection[Path | None] = ()
+    paths: Iterable[Path], *, limit: int, keep: Collection[Path | None] = ()
 ) -> None:
-    """Remove files, the least recently used first, until all have at most `limit` bytes."""
+    """Remove files, the least recently used first, down to `limit` bytes; those in `keep` stay."""
     files = []
     for path in paths:
         with suppress(FileNotFoundError):  # another process removed it
@@ -339,35 +339,35 @@ def _remove_oldest(
             files.append((state.st_atime_ns, state.st_size, path))
     used = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
-        if used > limit and path not in spare:
+        if used > limit and path not in keep:
             path.unlink(missing_ok=True)
             used -= size
 
 
 def _mtime_tag(shard: ShardEntry) -> int:
-    """The time of modification that marks a verified copy; any write to the file changes it."""
+    """The time of modification that marks a verified copy; writing to the file changes it."""
     return int(shard.sha256[:7], 16) * 10**9
 
 
 def _touch(descriptor: int, shard: ShardEntry) -> None:
-    """Mark a copy as verified, and as used now."""
+    """Mark a copy as verified, and as used now, by its two times."""
     os.utime(descriptor, ns=(time.time_ns(), _mtime_tag(shard)))
 
 
 def _read_contents(descriptor: int, shard: ShardEntry) -> ShardContents:
-    """Scan an open tar. Raises ValueError, with its name, if it is damaged or another one."""
+    """Scan an open tar. Raises ValueError, with its name, if it is damaged or not this shard."""
     try:
         with io.FileIO(descriptor, closefd=False) as raw, io.BufferedReader(raw) as file:
             file.seek(0)
             series = list(scan_tar(file, max_bytes=shard.bytes))
-        records = [_record(descriptor, place) for place in series]
+        records = [_record(descriptor, spans) for spans in series]
         _check(series, shard)
     except ValueError as error:
         raise ValueError(f"{shard.tar}: {error}; run `semix verify`") from None
-    return ShardContents(records, np.array([place.images for place in series], dtype=np.int64))
+    return ShardContents(records, np.array([spans.images for spans in series], dtype=np.int64))
 
 
-def _record(descriptor: int, series: GroupPlace) -> SeriesRecord:
+def _record(descriptor: int, series: SeriesSpans) -> SeriesRecord:
     record = SeriesRecord.read(os.pread(descriptor, series.record.size, series.record.offset))
     if record.group != series.group or len(record.alphas) != len(series.images):
         count = len(record.alphas)
@@ -376,11 +376,11 @@ def _record(descriptor: int, series: GroupPlace) -> SeriesRecord:
     return record
 
 
-def _check(series: list[GroupPlace], shard: ShardEntry) -> None:
+def _check(series: list[SeriesSpans], shard: ShardEntry) -> None:
     if len(series) != shard.groups:
         raise ValueError(f"{len(series)} groups, its index says {shard.groups}")
-    for group, one in zip(shard.group_numbers, series, strict=True):
-        if one.group != group:
-            raise ValueError(f"holds group {one.group} where {group} belongs")
-        if len(one.images) != len(series[0].images):
-            raise ValueError(f"group {group} has {len(one.images)} images, others have more")
+    for group, spans in zip(shard.group_numbers, series, strict=True):
+        if spans.group != group:
+            raise ValueError(f"holds group {spans.group} where {group} belongs")
+        if len(spans.images) != len(series[0].images):
+            raise ValueError(f"group {group} has {len(spans.images)} images, others have more")

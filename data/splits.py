@@ -46,14 +46,14 @@ class RealDataConfig(Settings):
         0,
         ge=0,
         description="imagefolder only: how many images that cannot be decoded may be left out, "
-        "a count or a share below 1",
+        "a count or a fraction below 1",
     )
 
     @field_validator("skip_bad")
     @classmethod
-    def _is_count_or_share(cls, value: int | float) -> int | float:
+    def _is_count_or_fraction(cls, value: int | float) -> int | float:
         if isinstance(value, float) and value >= 1:
-            raise ValueError("give a whole number, or a share below 1")
+            raise ValueError("give a whole number, or a fraction below 1")
         return value
 
 
@@ -75,14 +75,14 @@ class ImageSplit:
         return len(self.targets)
 
     def images(self, indices: Indices | None = None) -> np.ndarray:
-        """uint8 [B, S, S, 3]; all N images without `indices`."""
-        chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
-        return self.load(chosen)
+        """The images at these indices, by default all N, uint8 [B, S, S, 3]."""
+        rows = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
+        return self.load(rows)
 
-    def part(self, indices: np.ndarray) -> "ImageSplit":
-        """Some of the images, int64 [n], as a split."""
-        some = _Part(self, indices)
-        return ImageSplit(self.targets[indices], some.load, some.content, some.name)
+    def subset(self, indices: np.ndarray) -> "ImageSplit":
+        """A split of the images at these indices, int64 [n]."""
+        subset = _Subset(self, indices)
+        return ImageSplit(self.targets[indices], subset.load, subset.content, subset.name)
 
     @cached_property
     def digest(self) -> str:
@@ -91,30 +91,30 @@ class ImageSplit:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Some of the images of a split; pickled where workers are not forked."""
+class _Subset:
+    """Some images of a split; a class, so that it can be pickled to spawned workers."""
 
-    whole: ImageSplit
+    split: ImageSplit
     indices: np.ndarray
 
-    def load(self, chosen: np.ndarray) -> np.ndarray:
-        return self.whole.load(self.indices[chosen])
+    def load(self, rows: np.ndarray) -> np.ndarray:
+        return self.split.load(self.indices[rows])
 
     def content(self) -> str:
-        return fingerprint([self.whole.content(), self.indices.tolist()])
+        return fingerprint([self.split.content(), self.indices.tolist()])
 
     def name(self, index: int) -> str:
-        return self.whole.name(int(self.indices[index]))
+        return self.split.name(int(self.indices[index]))
 
 
 @dataclass(frozen=True)
 class _Grey:
-    """Greyscale images; pickled where workers are not forked."""
+    """Greyscale images; a class, so that they can be pickled to spawned workers."""
 
     coloured: ImageSplit
 
-    def load(self, chosen: np.ndarray) -> np.ndarray:
-        pixels = self.coloured.load(chosen).astype(np.uint32)
+    def load(self, rows: np.ndarray) -> np.ndarray:
+        pixels = self.coloured.load(rows).astype(np.uint32)
         luma = (pixels @ LUMA + 0x8000) >> 16  # [B, S, S], as Pillow rounds
         return np.repeat(luma.astype(np.uint8)[..., None], 3, axis=-1)
 
@@ -148,9 +148,9 @@ class RealDataset:
         count = len(self.class_names)
         for name in SPLITS:
             split: ImageSplit = getattr(self, name)
-            outside = np.flatnonzero((split.targets < 0) | (split.targets >= count))
-            if outside.size:
-                first = int(outside[0])
+            invalid = np.flatnonzero((split.targets < 0) | (split.targets >= count))
+            if invalid.size:
+                first = int(invalid[0])
                 remedy = f"of {split.name(first)}; the {count} classes are 0 to {count - 1}"
                 raise InputError(f"{name} target", int(split.targets[first]), remedy)
 
@@ -162,19 +162,20 @@ def stratified_split(
 
     Args:
         targets: int64 [N].
-        sizes: training and validation images per class; None takes eight, and one, in ten.
+        sizes: training and validation images per class; None takes eight and one in ten.
     """
-    parts: tuple[list, list, list] = ([], [], [])
+    splits: tuple[list, list, list] = ([], [], [])
     for target in np.unique(targets):
         # One generator per class: adding a class does not change the split of the others.
         order = np.random.default_rng([seed, int(target)]).permutation(
             np.flatnonzero(targets == target)
         )
         train, validation = _sizes(len(order), sizes)
-        for part, chosen in zip(parts, np.split(order, [train, train + validation]), strict=True):
-            part.append(chosen)
-    train_part, validation_part, test_part = (np.sort(np.concatenate(part)) for part in parts)
-    return train_part, validation_part, test_part
+        class_indices = np.split(order, [train, train + validation])
+        for split, indices in zip(splits, class_indices, strict=True):
+            split.append(indices)
+    train_split, validation_split, test_split = (np.sort(np.concatenate(s)) for s in splits)
+    return train_split, validation_split, test_split
 
 
 def _sizes(count: int, sizes: tuple[int | None, int | None]) -> tuple[int, int]:
@@ -186,18 +187,18 @@ def _sizes(count: int, sizes: tuple[int | None, int | None]) -> tuple[int, int]:
 def shared_images(
     splits: Mapping[str, Iterable[np.ndarray]],
 ) -> list[tuple[ImagePosition, ImagePosition]]:
-    """Positions of images in later splits, with the position of the same image in an earlier one.
+    """Positions of images that are also in an earlier split, each with its position there.
 
-    Only a digest of 16 bytes per image is in memory, so a split may come in parts.
+    Only a digest of 16 bytes per image is kept in memory, so a split is passed in batches.
 
     Args:
-        splits: parts of each split by its name, uint8 [n, S, S, 3], in their order.
+        splits: batches of each split by its name, uint8 [n, S, S, 3], in order.
     """
     shared: list[tuple[ImagePosition, ImagePosition]] = []
     earlier: dict[bytes, ImagePosition] = {}
-    for split, parts in splits.items():
+    for split, batches in splits.items():
         this_split: dict[bytes, ImagePosition] = {}
-        images = (image for part in parts for image in part)
+        images = (image for batch in batches for image in batch)
         for index, image in enumerate(images):
             digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
             if digest in earlier:

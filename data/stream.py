@@ -24,14 +24,14 @@ Sample = dict[str, Any]
 
 
 class MixedPipeline(wds.DataPipeline, FluidInterface):
-    """The result of `mixed_pipeline`: webdataset's own pipeline, with reproducible epochs."""
+    """The result of `mixed_pipeline`: a pipeline of webdataset with reproducible epochs."""
 
     def __init__(self, passes: "_Passes", *stages: Any) -> None:
         super().__init__(*stages)
         self._passes = passes
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose order comes next, as torch's DistributedSampler does.
+        """Set the epoch that the next order is shuffled by, as in torch's DistributedSampler.
 
         It also reaches persistent workers of a DataLoader, and pipelines composed from this one.
         """
@@ -59,39 +59,39 @@ def mixed_pipeline(
 
     Shards are shuffled by seed and epoch, with the same result everywhere, divided among ranks
     and then among a DataLoader's workers by webdataset's own `split_by_node` and
-    `split_by_worker`, and read from any store from beginning to end, by the strict reader of
-    shards. With any number of ranks and workers, every image comes exactly once per epoch. The
-    number of images per rank differs, as shards do, and a worker beyond the number of shards gets
-    none: equalise them with `with_epoch(images // ranks // workers)`, or use `MixedDataset` with
+    `split_by_worker`, and read from any store sequentially, by the strict reader of tars. With
+    any number of ranks and workers, every image comes exactly once per epoch. The number of
+    images per rank differs, because shards differ, and surplus workers get no shard:
+    equalise them with `with_epoch(images // ranks // workers)`, or use `MixedDataset` with
     torch's samplers. The same seed, epoch, ranks and workers give the same order; later passes of
     `with_epoch` and `repeat` have other orders.
 
-    Call `set_epoch` before each epoch. accelerate leaves a `webdataset.WebLoader` as it is. It must
-    not prepare a plain DataLoader: it would divide the images of each rank again, and lose some.
+    Call `set_epoch` before each epoch. accelerate leaves a `webdataset.WebLoader` as it is. Do not
+    let it prepare a plain DataLoader: it would divide the images of each rank again, and lose some.
 
     A sample has `__key__`, `__url__` (of its tar), `image` uint8 [H, W, 3], `label`, `group`,
-    `position`, `alpha` and `weight`; as a series `images` [A, H, W, 3], `labels`, `group`,
-    `alphas` and `weights` float32 [A]. All of it is decoded.
+    `position`, `alpha` and `weight`; with `series` instead `images` [A, H, W, 3], `labels`,
+    `group`, `alphas` and `weights` float32 [A]. Images are decoded.
 
     Args:
         index, labels, scale, exclude: as in `MixedDataset`.
-        series: a sample is a whole series, not an image.
-        dense: labels are float32 [K], or [A, K]; else they are sparse: lists, of different
-            lengths, of pairs of a class and its probability.
-        shuffle: size of the buffer in which encoded samples are shuffled; 0 shuffles shards alone.
+        series: a sample is a series, not an image.
+        dense: labels are float32 [K], or [A, K] of a series; else sparse: lists of (class,
+            probability), of different lengths.
+        shuffle: size of the buffer that shuffles encoded samples; 0 shuffles only the shards.
     Raises:
         InputError: as in `MixedDataset`.
-        ValueError: while reading, a shard or an image is damaged; the text names it.
+        ValueError: while reading, a shard or an image is damaged; the message names it.
     """
     source = PinnedRoot(Root(url), index=index, labels=labels, scale=scale)
-    chosen = None if exclude is None else SeriesFilter(exclude, source)
+    series_filter = None if exclude is None else SeriesFilter(exclude, source)
     passes = _Passes(seed, torch.tensor(epoch).share_memory_())
     pipeline = MixedPipeline(
         passes,
         partial(_shards, source, passes),
         wds.split_by_node,
         wds.split_by_worker,
-        partial(_encoded, source=source, chosen=chosen, series=series),
+        partial(_encoded, source=source, series_filter=series_filter, series=series),
     )
     if shuffle:
         pipeline.append(partial(_shuffled, passes=passes, size=shuffle))
@@ -104,7 +104,7 @@ class _Passes:
 
     Attributes:
         epoch: int64 [], in memory that forked and spawned workers share.
-        number: number of the pass since the iteration began.
+        number: number of passes before this one since the iteration began.
     """
 
     def __init__(self, seed: int, epoch: Tensor) -> None:
@@ -124,7 +124,7 @@ class _Encoded(NamedTuple):
 
 
 def _shards(source: PinnedRoot, passes: _Passes) -> Iterator[ShardEntry]:
-    """All shards in the order of the pass, on every rank and worker."""
+    """All shards in the order of the pass, which is the same on every rank and worker."""
     passes.number += 1
     shards = list(source.shards)
     passes.rng("shards").shuffle(shards)
@@ -132,22 +132,27 @@ def _shards(source: PinnedRoot, passes: _Passes) -> Iterator[ShardEntry]:
 
 
 def _encoded(
-    shards: Iterable[ShardEntry], *, source: PinnedRoot, chosen: SeriesFilter | None, series: bool
+    shards: Iterable[ShardEntry],
+    *,
+    source: PinnedRoot,
+    series_filter: SeriesFilter | None,
+    series: bool,
 ) -> Iterator[_Encoded]:
     for shard in shards:
         for sample in source.samples(shard):
-            if chosen is not None and not chosen.keep(shard, [sample.record])[0]:
+            if series_filter is not None and not series_filter.keep(shard, [sample.record])[0]:
                 continue
-            every = range(len(sample.images))
-            for positions in [every] if series else [[position] for position in every]:
+            count = len(sample.images)
+            for positions in [range(count)] if series else [[index] for index in range(count)]:
                 contents = [sample.images[position] for position in positions]
                 yield _Encoded(shard.tar, sample.record, positions, contents)
 
 
 def _shuffled(samples: Iterator[_Encoded], *, passes: _Passes, size: int) -> Iterator[_Encoded]:
     rank, _, worker, _ = pytorch_worker_info()
-    mixed: Iterator[_Encoded] = wds.shuffle(size, rng=passes.rng("buffer", rank, worker))(samples)
-    return mixed
+    rng = passes.rng("buffer", rank, worker)
+    shuffled: Iterator[_Encoded] = wds.shuffle(size, rng=rng)(samples)
+    return shuffled
 
 
 def _decoded(
@@ -155,8 +160,8 @@ def _decoded(
 ) -> Iterator[Sample]:
     num_classes = len(source.class_names) if dense else None
     for sample in samples:
-        origin = {"__url__": f"{source.root.url}/{sample.tar}", "group": sample.record.group}
-        yield origin | (_series if series else _image)(sample, num_classes)
+        identity = {"__url__": f"{source.root.url}/{sample.tar}", "group": sample.record.group}
+        yield identity | (_series if series else _image)(sample, num_classes)
 
 
 def _image(sample: _Encoded, num_classes: int | None) -> Sample:
@@ -196,7 +201,7 @@ def _pixels(sample: _Encoded) -> list[np.ndarray]:
 
 
 def _dense(labels: Sequence[Sequence[Sequence[float]]], num_classes: int) -> np.ndarray:
-    """float32 [n, K]."""
+    """Sparse labels as an array, float32 [n, K]."""
     dense = np.zeros((len(labels), num_classes), dtype=np.float32)
     for row, label in enumerate(labels):
         for target, probability in label:

@@ -22,8 +22,8 @@ def read_strictly(model: type[S], content: bytes, *, what: str, max_bytes: int) 
     """Parse `content` as `model`.
 
     Args:
-        what: its name in messages.
-        max_bytes: more are refused before any is parsed.
+        what: name of the content in messages.
+        max_bytes: longer content is refused before it is parsed.
     Raises:
         ValueError: `what: field: problem`, also for deep nesting, long numbers, broken UTF-8.
     """
@@ -32,7 +32,12 @@ def read_strictly(model: type[S], content: bytes, *, what: str, max_bytes: int) 
     try:
         # First, because pydantic's parser bounds nesting and the digits of a number.
         value = model.model_validate_json(content)
-        json.loads(content, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
+        json.loads(
+            content,
+            object_pairs_hook=_check_keys,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
@@ -42,11 +47,11 @@ def read_strictly(model: type[S], content: bytes, *, what: str, max_bytes: int) 
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> None:
+def _check_keys(pairs: list[tuple[str, Any]]) -> None:
     keys = [key for key, _ in pairs]
     if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {_shown(twice)} is there twice")
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {_shown(duplicate)} is there twice")
 
 
 def _finite(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The tar of a shard: series of images and labels, from which each byte of it follows.
+"""The tar of a shard, whose bytes follow from its images and labels alone.
 
 It is written with fixed times, owners and order, and read strictly: headers, contents, exact end.
 """
@@ -22,8 +22,8 @@ MEMBER = re.compile(rf"(?P<key>\d{{8}})\.(?:\d{{2}}\.(?P<image>{IMAGES})|json)",
 BLOCK = tarfile.BLOCKSIZE  # bytes; a header is one block, contents are padded to whole blocks
 RECORD = tarfile.RECORDSIZE  # an archive ends in zeros up to a multiple of this
 MAGIC = slice(257, 265), b"ustar\x0000"
-SIZE = slice(124, 136), re.compile(rb"[0-7]+[ \0]*")  # GNU tar also knows a binary form
-MAX_MEMBER = 64 * 2**20  # far above any image of ours; a header may claim eight exabytes
+SIZE = slice(124, 136), re.compile(rb"[0-7]+[ \0]*")  # GNU tar also has a binary form
+MAX_MEMBER = 64 * 2**20  # far more than our images have; a header could claim eight exabytes
 
 
 class Span(NamedTuple):
@@ -56,7 +56,7 @@ class GroupSample:
 
 
 @dataclass(frozen=True)
-class GroupPlace:
+class SeriesSpans:
     """Where the files of one series lie in its tar.
 
     Attributes:
@@ -90,20 +90,20 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def read_tar(file: BinaryIO, *, max_bytes: int | None = None) -> Iterator[GroupSample]:
-    """Samples of a plain tar; its content can name no file, run no code, and unpack to no more.
+    """Samples of a plain tar; reading it writes no file, runs no code, decompresses nothing.
 
     Args:
-        max_bytes: size of the whole tar by its commit record.
+        max_bytes: size of the whole tar according to its commit record.
     Raises:
         ValueError: a damaged or compressed tar, a member that no shard has, members out of
             order, or a series whose record and images do not fit together.
     """
     for series in _group_by_keys(tar_file_iterator(file, read_content, max_bytes=max_bytes)):
-        *images, last = series.members
+        *images, record_file = series.members
         try:
-            record = SeriesRecord.read(last.content)
+            record = SeriesRecord.read(record_file.content)
         except ValueError as error:
-            raise ValueError(f"{last.name}: {error}") from None
+            raise ValueError(f"{record_file.name}: {error}") from None
         count = len(record.alphas)
         if group_key(record.group) != series.key or len(images) != count:
             names = ", ".join(member.name for member in series.members)
@@ -111,15 +111,15 @@ def read_tar(file: BinaryIO, *, max_bytes: int | None = None) -> Iterator[GroupS
         yield GroupSample(record, [image.content for image in images], series.extension)
 
 
-def scan_tar(file: BinaryIO, *, max_bytes: int | None = None) -> Iterator[GroupPlace]:
-    """Where the series of a plain, seekable tar lie, from its headers alone.
+def scan_tar(file: BinaryIO, *, max_bytes: int | None = None) -> Iterator[SeriesSpans]:
+    """The spans of each series of a plain, seekable tar, from its headers alone.
 
     Raises:
         ValueError: as `read_tar`, except for damage within contents.
     """
     for series in _group_by_keys(tar_file_iterator(file, skip_content, max_bytes=max_bytes)):
         *images, record = (member.span for member in series.members)
-        yield GroupPlace(int(series.key), record, tuple(images), series.extension)
+        yield SeriesSpans(int(series.key), record, tuple(images), series.extension)
 
 
 def read_shard(
@@ -129,41 +129,42 @@ def read_shard(
 
     Args:
         num_classes: of the plan; no record may name a class beyond it.
-        hashed: hash a local tar too, although its hash was checked before. The end of the
-            iteration then proves, as for a tar in a bucket, that it is the recorded one. New
+        hashed: hash a local tar while it is read, even if it was hashed before. The end of the
+            iteration then proves, as for a tar in a bucket, that this is the recorded tar. New
             labels are bound to their images by that hash.
     Raises:
-        ValueError: as `read_tar`, or other groups or bytes than recorded; starts with the name.
+        ValueError: as `read_tar`, or other series or bytes than recorded; starts with its name.
         FileNotFoundError: there is no such tar.
     """
     try:
         with store.open(entry.tar) as file:
             hashed = hashed or not store.local
             if not hashed:
-                check_tar(file.fileno(), entry, place=f"{store.url}/{entry.tar}")
+                check_tar(file.fileno(), entry, path=f"{store.url}/{entry.tar}")
             hashing = Hashing(file)
             buffered = io.BufferedReader(hashing, 2**20) if hashed else file
-            yield from _expected(read_tar(buffered, max_bytes=entry.bytes), entry, num_classes)
+            samples = read_tar(buffered, max_bytes=entry.bytes)
+            yield from _checked_samples(samples, entry, num_classes)
             if hashed and hashing.hexdigest() != entry.sha256:
                 raise ValueError("does not have the recorded SHA-256")
     except ValueError as error:
         raise ValueError(f"{entry.tar}: {error}") from None
 
 
-def _expected(
+def _checked_samples(
     samples: Iterator[GroupSample], entry: ShardEntry, num_classes: int | None
 ) -> Iterator[GroupSample]:
-    """The same samples, checked against the record."""
+    """The same samples; raises ValueError where they differ from the record."""
     expected = entry.group_numbers
     count = 0
     for count, sample in enumerate(samples, start=1):
         group = sample.record.group
         if count > len(expected) or group != expected[count - 1]:
-            raise ValueError(f"holds group {group}, its record says else")
-        named = {*sample.record.classes}
-        named |= {target for row in sample.record.labels for target, _ in row}
-        if num_classes is not None and max(named) >= num_classes:
-            raise ValueError(f"group {group} names class {max(named)}, the plan has {num_classes}")
+            raise ValueError(f"holds group {group}, its record says otherwise")
+        labels = {*sample.record.classes}
+        labels |= {target for row in sample.record.labels for target, _ in row}
+        if num_classes is not None and max(labels) >= num_classes:
+            raise ValueError(f"group {group} names class {max(labels)}, the plan has {num_classes}")
         yield sample
     if count != len(expected):
         raise ValueError(f"{count} groups, its record says {len(expected)}")
@@ -215,7 +216,7 @@ class Hashing(io.RawIOBase):
         return len(content)
 
     def hexdigest(self) -> str:
-        """SHA-256 of the whole file; reads the rest of it."""
+        """SHA-256 of the whole file; reads the remainder of it."""
         while content := self._file.read(2**20):
             self._hash.update(content)
         return self._hash.hexdigest()
@@ -224,20 +225,20 @@ class Hashing(io.RawIOBase):
 def tar_file_iterator(
     file: BinaryIO, load: Callable[[BinaryIO, Span], bytes], *, max_bytes: int | None = None
 ) -> Iterator[Member]:
-    """Members of the tar in `file`, from its position to the end, which must be the tar's end.
+    """Members of the tar in `file`, from its position on; the file must end where the tar ends.
 
-    tarfile's own reader unpacks compressed tars, follows links and extended headers, accepts
-    any size, and takes zeros or a cut between members for the end.
+    tarfile's own reader is not used: it unpacks compressed tars, follows links and extended
+    headers, accepts any size, and takes zeros or a cut between members for the end.
 
     Args:
         load: `read_content` or `skip_content`.
         max_bytes: of the whole tar.
     Raises:
-        ValueError: anything but regular files with plain headers in a whole tar.
+        ValueError: anything but regular files with plain headers in a complete tar.
     """
     offset = 0
-    while any(header := _block(file, offset)):
-        name, size = _parsed(header, offset)
+    while any(header := _read_block(file, offset)):
+        name, size = _parse_header(header, offset)
         span = Span(offset + BLOCK, size)
         offset = _padded(span.offset + size, BLOCK)
         if max_bytes is not None and offset > max_bytes:
@@ -265,31 +266,31 @@ def _padded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _block(file: BinaryIO, offset: int) -> bytes:
+def _read_block(file: BinaryIO, offset: int) -> bytes:
     block = file.read(BLOCK)
     if len(block) < BLOCK:
         raise ValueError(f"damaged tar: it ends before byte {offset + BLOCK}, without an end mark")
     return block
 
 
-def _parsed(header: bytes, offset: int) -> tuple[str, int]:
-    """Name and size."""
-    place = f"damaged tar: header at byte {offset}"
+def _parse_header(header: bytes, offset: int) -> tuple[str, int]:
+    """Name and size of a member, from its header."""
+    location = f"damaged tar: header at byte {offset}"
     try:
         info = tarfile.TarInfo.frombuf(header, "ascii", "strict")
     except (tarfile.HeaderError, ValueError) as error:  # a name that is not ASCII is a ValueError
-        raise ValueError(f"{place}: {error}") from None
+        raise ValueError(f"{location}: {error}") from None
     if info.type != tarfile.REGTYPE or info.linkname or header[MAGIC[0]] != MAGIC[1]:
         raise ValueError(f"{info.name!r} does not belong in a shard: it is no regular file")
     if not SIZE[1].fullmatch(header[SIZE[0]]) or info.size > MAX_MEMBER:
-        raise ValueError(f"{place}: {info.name!r} claims {info.size} bytes")
+        raise ValueError(f"{location}: {info.name!r} claims {info.size} bytes")
     return info.name, info.size
 
 
 def _check_end(file: BinaryIO, offset: int, max_bytes: int | None) -> None:
-    """Check that after the block of zeros at `offset` the rest is what tar writes, and no more."""
-    whole = _padded(offset + 2 * BLOCK, RECORD)
-    left = whole - offset - BLOCK
-    rest = file.read(left + 1)
-    if len(rest) != left or any(rest) or (max_bytes is not None and whole > max_bytes):
-        raise ValueError(f"damaged tar: it must end in zeros from byte {offset} to {whole}")
+    """Check that the block of zeros at `offset` is followed by the zeros that tar writes, alone."""
+    end = _padded(offset + 2 * BLOCK, RECORD)
+    remaining = end - offset - BLOCK
+    content = file.read(remaining + 1)
+    if len(content) != remaining or any(content) or (max_bytes is not None and end > max_bytes):
+        raise ValueError(f"damaged tar: it must end in zeros from byte {offset} to {end}")

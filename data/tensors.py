@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # torch costs seconds, and most readers of a root do not need
 
 T = TypeVar("T")
 Metadata = dict[str, str]
-SEAL = "semix"  # the only entry of the metadata: safetensors writes several in any order
+SEAL = "semix"  # the only metadata key: safetensors would write several in a random order
 
-LENGTH = 8  # bytes, little endian, of the JSON header that follows
+LENGTH = 8  # a file begins with the size of its JSON header: 8 bytes, little endian
 MAX_HEADER = 16 * 2**20
 MAX_DIMENSIONS = 8  # torch accepts any number, but then cannot print the tensor
 
@@ -38,7 +38,7 @@ class Note(Strict):
 
 
 class Header(BaseModel):
-    """The header of a safetensors file: one entry per tensor, and texts."""
+    """The header of a safetensors file: one entry per tensor, and metadata texts."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
     __pydantic_extra__: dict[str, Entry]
@@ -66,14 +66,14 @@ def read_arrays(content: bytes, *, where: str) -> tuple[dict[str, ndarray], dict
 
 
 def seal(tensors: "Mapping[str, Tensor | ndarray]", facts: Mapping[str, str]) -> bytes:
-    """The bytes of a safetensors file, the same for the same content."""
-    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    note = Note(facts=dict(facts), sha256=_hash(whole, facts))
-    return save_arrays(whole, {SEAL: canonical_json(note.model_dump())})
+    """The bytes of a sealed safetensors file; equal content gives equal bytes."""
+    arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    note = Note(facts=dict(facts), sha256=_hash(arrays, facts))
+    return save_arrays(arrays, {SEAL: canonical_json(note.model_dump())})
 
 
 def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, ndarray], Metadata]:
-    """Tensors and facts. Raises ValueError for anything that `seal` did not write."""
+    """Tensors and facts of a sealed file. Raises ValueError if `seal` did not write it."""
     tensors, metadata = read_arrays(content, where=where)
     if SEAL not in metadata:
         raise ValueError(f"{where}: not written by semix")

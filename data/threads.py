@@ -1,4 +1,4 @@
-"""Threads that work ahead of the consumer of their results, which come in order."""
+"""Threads that compute results ahead of their consumer, in order."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -39,9 +39,9 @@ def mapped(
 
 
 def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """The same items, none of them None; a thread makes the next one while the last is in use.
+    """The same items, while a thread prepares the next one, and no more; no item may be None.
 
-    It makes no further item. The thread ends with the items, and when the generator is closed.
+    The thread ends after the last item, or when the generator is closed.
     """
     results = mapped(lambda _: next(items, None), repeat(None), threads=1, ahead=1)
     with closing(results):

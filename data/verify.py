@@ -1,6 +1,6 @@
-"""Verification of a root against its records, and quarantine of what is damaged.
+"""Verification of a root against its records, and quarantine of damaged files.
 
-Sizes are compared by listing; `full` reads every byte, image and label.
+Sizes are compared from listings; with `full` every byte, image and label is read.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Problem:
     """A problem of a root or of one shard.
 
     Attributes:
-        shard: its number; None for a problem of the whole root.
+        shard: number of the shard; None for a problem of the whole root.
         kind: an orphan is a file that nothing refers to; it only takes space.
         files: the files to remove before their content can be made again.
     """
@@ -73,16 +73,16 @@ def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
     store, shards = root.store, root.plan.num_shards
     records = Records(store, root.plan.digest, shards=shards, trusting=not full)
     records.refresh()
-    known, bad = records.folders(), set()
+    known, damaged = records.folders(), set()
     for number in sorted(numbered_folders(store, SHARDS) | known.keys()):
         for problem in _folder_problems(root, number, known.get(number, Folder()), full=full):
-            bad |= {problem.shard} if problem.damage else set()
+            damaged |= {problem.shard} if problem.damage else set()
             yield problem
-    yield from _strays(_beside_folders(root), ())
+    yield from _orphans(_files_outside_folders(root), ())
     rows = records.rows()
-    sound = {shard: digest for shard, digest in rows.images().items() if shard not in bad}
+    intact = {shard: digest for shard, digest in rows.images().items() if shard not in damaged}
     yield from _made_with_problems(root, rows.array)
-    yield from _index_problems(root, sound)
+    yield from _index_problems(root, intact)
     yield from _label_problems(root, full=full)
 
 
@@ -92,30 +92,30 @@ def damage(root: Root, *, full: bool = False) -> list[Problem]:
 
 
 def quarantine(root: Root, problems: Iterable[Problem]) -> int:
-    """Discard what is damaged, with tombstones, so that it is made again; returns how many.
+    """Discard damaged files, with tombstones, so that they are made again; returns how many.
 
-    A shard that a living process works on is left to it. Other problems (an index, a folder in
-    place of a record) are skipped, because a person must repair them.
+    A shard that a living process works on is skipped. So are problems that a person must repair,
+    such as a damaged index, or a folder where a record should be.
     """
     return sum(_quarantine(root, problem) for problem in problems)
 
 
-def check_same_origin(root: Root, file: ShardInput, ours: str) -> None:
-    """Raises InputError if committed shards were made with other prototypes or pairs than ours.
+def check_same_origin(root: Root, file: ShardInput, digest: str) -> None:
+    """Raises InputError if committed shards were made with another prototypes or pairs file.
 
     Args:
-        ours: SHA-256 of the file that is there, or is about to be written.
+        digest: SHA-256 of the file that exists, or is about to be written.
     """
-    named = root.made_with(file)
-    if count := named.total() - named[""] - named[ours]:
-        first = next(e.shard for e in root.entries() if getattr(e, file) not in ("", ours))
+    counts = root.shards_by_input(file)
+    if count := counts.total() - counts[""] - counts[digest]:
+        first = next(e.shard for e in root.entries() if getattr(e, file) not in ("", digest))
         name = PROTOTYPES if file == "prototypes" else PAIRS
         remedy = f"are not those that {count} shards, {first} on, were made with; {REMEDY}"
-        raise InputError(f"{root.url}/{name}", ours[:12], remedy)
+        raise InputError(f"{root.url}/{name}", digest[:12], remedy)
 
 
 def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
-    """Why a prototypes file is unusable for this plan; None if it is usable."""
+    """The reason why a prototypes file is unusable for this plan; None if it is usable."""
     try:
         tensors, metadata = open_sealed(content)
         encoder = json.loads(metadata["encoder"])
@@ -133,7 +133,7 @@ def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
 
 
 def unusable_pairs(content: bytes, plan: Plan, *, count: int | None = None) -> str | None:
-    """Why pairs.json is unusable for this plan; None if it is usable."""
+    """The reason why pairs.json is unusable for this plan; None if it is usable."""
     try:
         pairs = Pairs.read(content)
     except ValueError as error:
@@ -145,28 +145,28 @@ def unusable_pairs(content: bytes, plan: Plan, *, count: int | None = None) -> s
     return None
 
 
-def _folder_problems(root: Root, number: int, known: Folder, *, full: bool) -> Iterator[Problem]:
+def _folder_problems(root: Root, number: int, records: Folder, *, full: bool) -> Iterator[Problem]:
     """Compare the listed files of a thousand shards with their records."""
     infos, folders = root.store.scan(f"{SHARDS}/{number:04d}")
     for folder in folders:
         infos |= root.store.infos(folder)
-    for shard, (_, reason) in known.refused.items():
+    for shard, (_, reason) in records.rejected.items():
         name = record_name(shard)
         yield Problem(shard, f"its commit record {reason}", "record", (name,))
     for name in folders:
         if RECORD.fullmatch(name):
             text = f"{name} is a folder, not a commit record; move it away"
             yield Problem(int(name[-12:-5]), text, "record")
-    entries = known.entries()
+    entries = records.entries()
     for entry in entries:
         if entry.shard >= root.plan.num_shards:
             text = f"{record_name(entry.shard)} is beyond the shards of the plan; "
             yield Problem(entry.shard, f"{text}is an extension missing?", "record")
     planned = [entry for entry in entries if entry.shard < root.plan.num_shards]
     check = partial(_shard_problem, root, infos, full=full)
-    checked = mapped(check, planned, threads=max(2, cores())) if full else map(check, planned)
-    yield from filter(None, checked)
-    yield from _strays(infos, {name for e in entries for name in (e.tar, e.features.name)})
+    problems = mapped(check, planned, threads=max(2, cores())) if full else map(check, planned)
+    yield from filter(None, problems)
+    yield from _orphans(infos, {name for e in entries for name in (e.tar, e.features.name)})
 
 
 def _shard_problem(root: Root, infos: Listing, entry: ShardEntry, *, full: bool) -> Problem | None:
@@ -174,14 +174,14 @@ def _shard_problem(root: Root, infos: Listing, entry: ShardEntry, *, full: bool)
     planned = root.layout.groups_of(entry.shard)
     omitted = {series.group for series in entry.left_out}
     if entry.group_numbers != [group for group in planned if group not in omitted]:
-        problems[""] = f"holds {entry.groups} groups from {entry.first} on, the plan says else"
+        problems[""] = f"holds {entry.groups} groups from {entry.first} on, the plan says otherwise"
     checks: dict[str, tuple[int, Callable[[Root, ShardEntry], Iterator[str]]]] = {
         entry.tar: (entry.bytes, _tar_problems),
         entry.features.name: (entry.features.bytes, _features_problems),
     }
     for name, (size, check) in checks.items():
         problem = _size_problem(infos.get(name), size)
-        if problem is None and full and "" not in problems:  # else the record is what is wrong
+        if problem is None and full and "" not in problems:  # else the record itself is wrong
             problem = "; ".join(check(root, entry)) or None
         if problem:
             problems[name] = problem
@@ -200,9 +200,9 @@ def _size_problem(info: FileInfo | None, size: int) -> str | None:
 def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
     """Read the tar once, with one series in memory at a time."""
     with root.store.open(entry.tar) as file:
-        read = Hashing(file)
-        problem = _series_problem(io.BufferedReader(read, 2**20), entry, root)
-        if read.hexdigest() != entry.sha256:
+        hashing = Hashing(file)
+        problem = _series_problem(io.BufferedReader(hashing, 2**20), entry, root)
+        if hashing.hexdigest() != entry.sha256:
             yield "does not have the recorded SHA-256"
         if problem:
             yield problem
@@ -225,9 +225,9 @@ def _check_series(sample: GroupSample, root: Root) -> None:
     record, images, classes = sample.record, root.plan.images_per_group, root.num_classes
     if len(sample.images) != images:
         raise ValueError(f"group {record.group} has {len(sample.images)} images, not {images}")
-    named = {*record.classes, *(target for label in record.labels for target, _ in label)}
-    if max(named) >= classes:
-        raise ValueError(f"group {record.group} names class {max(named)} of {classes}")
+    label_classes = {*record.classes, *(target for label in record.labels for target, _ in label)}
+    if max(label_classes) >= classes:
+        raise ValueError(f"group {record.group} names class {max(label_classes)} of {classes}")
     shapes = set()
     for position, image in enumerate(sample.images):
         try:
@@ -264,18 +264,18 @@ def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
 
 
 def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
-    """Problems of prototypes and pairs: damaged, of another plan, or not those of the shards."""
+    """Problems of the prototypes and pairs files: damaged, of another plan, or of other shards."""
     pairs = root.plan.config["mixing"].get("pairs", {})
     checks: list[tuple[ShardInput, str, Callable[[bytes, Plan], str | None]]]
     checks = [("prototypes", PROTOTYPES, unusable_prototypes)]
     if pairs.get("kind") == "similar":
         checks.append(("pairs", PAIRS, partial(unusable_pairs, count=pairs.get("count"))))
     for kind, name, unusable in checks:
-        named = Counter(digest.decode() for digest in rows[kind].tolist())
+        counts = Counter(value.decode() for value in rows[kind].tolist())
         try:
             content = root.store.get(name)
         except FileNotFoundError:
-            if named:
+            if counts:
                 yield Problem(None, f"{name} is missing", kind)
             continue
         except TooLarge as error:
@@ -284,21 +284,21 @@ def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
         if reason := unusable(content, root.plan):
             yield Problem(None, f"{name} {reason}", kind, (name,))
             continue
-        ours = hashlib.sha256(content).hexdigest()
-        if count := named.total() - named[""] - named[ours]:
+        digest = hashlib.sha256(content).hexdigest()
+        if count := counts.total() - counts[""] - counts[digest]:
             yield Problem(None, f"{name} is not what {count} shards were made with", kind)
 
 
-def _index_problems(root: Root, sound: Mapping[int, str]) -> Iterator[Problem]:
-    """Indices that cannot be read, or that pin tars that are missing or changed."""
+def _index_problems(root: Root, intact: Mapping[int, str]) -> Iterator[Problem]:
+    """Indices that cannot be read, or that pin missing or changed tars."""
     for name in index_names(root.store):
         try:
             index = open_index(root.store, name, plan_digest=root.plan.digest)
         except (FileNotFoundError, ValueError) as error:
             yield Problem(None, str(error), "index", (name,))
             continue
-        others = [e for e in index.rows if sound.get(e.shard) != e.sha256]
-        changed = [e for e in others if _size_problem(_file_info(root.store, e.tar), e.bytes)]
+        unverified = [e for e in index.rows if intact.get(e.shard) != e.sha256]
+        changed = [e for e in unverified if _size_problem(_file_info(root.store, e.tar), e.bytes)]
         if changed:
             text = f"{name}: pins {len(changed)} tars that are missing or cut, {changed[0].tar} on"
             yield Problem(changed[0].shard, text, "index")
@@ -312,7 +312,7 @@ def _file_info(store: Store, name: str) -> FileInfo | None:
 
 
 def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
-    """Label sets that cannot be opened; with `full` also labels that are damaged or do not fit."""
+    """Label sets that cannot be opened; with `full` also labels that do not fit the shards."""
     for digest in label_sets(root):
         try:
             labels = LabelSet(root, digest)
@@ -321,10 +321,10 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
             continue
         if not full:
             continue
-        where, counting = f"labels/{digest[:12]}", labels.headers()
+        where, headers = f"labels/{digest[:12]}", labels.headers()
         for entry in root.entries():
             name = labels.name(entry.shard)
-            if entry.shard in counting:
+            if entry.shard in headers:
                 if list(labels.labels(entry.shard)) != entry.group_numbers:
                     text = f"{where}: other groups than the shard's"
                     yield Problem(entry.shard, text, "labels")
@@ -333,11 +333,11 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
                 yield Problem(entry.shard, text, "labels", (name,))
 
 
-def _strays(infos: Listing, referred: Iterable[str]) -> Iterator[Problem]:
+def _orphans(infos: Listing, named: Iterable[str]) -> Iterator[Problem]:
     """Files in the folders of shards that no commit record names."""
-    referred = set(referred)
+    named = set(named)
     for name, info in infos.items():
-        if RECORD.match(name) or name in referred:
+        if RECORD.match(name) or name in named:
             continue
         match = FILES.fullmatch(name)
         what = "no commit record names it" if match else "does not belong here"
@@ -345,7 +345,7 @@ def _strays(infos: Listing, referred: Iterable[str]) -> Iterator[Problem]:
         yield Problem(int(match[1]) if match else None, text, "orphan")
 
 
-def _beside_folders(root: Root) -> dict[str, FileInfo]:
+def _files_outside_folders(root: Root) -> dict[str, FileInfo]:
     """Files below shards/ that are not in a folder of shards."""
     files, folders = root.store.scan(SHARDS)
     numbered = {f"{SHARDS}/{number:04d}" for number in numbered_folders(root.store, SHARDS)}

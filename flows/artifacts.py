@@ -34,7 +34,7 @@ from semix.data.contact_sheet import (
 )
 from semix.data.files import MAX_JSON, read_bytes
 from semix.data.fingerprint import fingerprint
-from semix.data.lineage import in_words, made_now, source
+from semix.data.lineage import describe_source, made_and_reused, source
 from semix.data.printable import markdown_text
 from semix.data.root import Root, RootProgress
 from semix.flows.progress import Rate, derived_metrics, describe, duration, image_count, images_left
@@ -196,7 +196,7 @@ def build_summary(
     """
     with best_effort_display():
         facts = summary(root.progress(), began=began, seconds=seconds)
-        shards_made = made_now(before, root.done())
+        shards_made = made_and_reused(before, root.done())
         facts |= {"made in this run": shards_made["made"], "reused": shards_made["reused"]}
         if series := _series_to_show(root):
             relative_entropy = entropy_share(read_series(root, series))
@@ -205,7 +205,7 @@ def build_summary(
                 text = "%s: labels are nearly hard (%.2f of the entropy of equal labels), which "
                 text += "costs accuracy; soften them: semix relabel %s --set annotation.scale=2.3"
                 build_log.warning(text, root.url, relative_entropy, root.url)
-        facts |= {"lineage": in_words(source(root.plan)), **_failures(root)}
+        facts |= {"lineage": describe_source(source(root.plan)), **_failures(root)}
         address = markdown_text(root.url)
         text = f"What is at {address}; the rate of one worker leaves out loading models."
         facts_table(facts, key=key, description=text)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from prefect import flow, task
-from semix.data.lineage import made_now, source
+from semix.data.lineage import made_and_reused, source
 from semix.data.ranges import format_ranges, parse_ranges
 from semix.data.root import Root, RootProgress
 from semix.data.verify import check_same_origin
@@ -85,7 +85,7 @@ def build_flow(
             restore_prototypes(root, settings.flow_device)
             log_complete(root, selection)
         check_complete(root, selection, errors)
-        lineage = {**source(root.plan), **made_now(shards_before, root.done())}
+        lineage = {**source(root.plan), **made_and_reused(shards_before, root.done())}
         return {"index": index(root), **root.status(), "lineage": lineage}
 
 
@@ -99,7 +99,7 @@ def plan(root: Root, selection: ShardSelection, *, full: bool) -> dict[str, Any]
 def check_before_shards(root: Root) -> None:
     """Raise InputError if committed shards were made from other images or models."""
     log_notes(config_of(root))
-    for file, origin in root.made_from().items():
+    for file, origin in root.input_digests().items():
         check_same_origin(root, file, origin)
 
 

@@ -139,7 +139,7 @@ def restore_prototypes(root: Root, device: str) -> None:
         InputError: they cannot be measured here, or differ from those in the shards' records.
     """
     files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
-    used_files = [name for kind, name in files.items() if any(root.made_with(kind))]
+    used_files = [name for kind, name in files.items() if any(root.shards_by_input(kind))]
     if not all(map(root.store.exists, used_files)):
         prepare(root, device=device)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from semix.data.errors import InputError
-from semix.data.files import FULL
+from semix.data.files import DISK_FULL
 from semix.data.installation import DISTRIBUTION
 from semix.data.printable import print_traceback
 from semix.flows.commands import looking, making, operating, training
@@ -114,7 +114,7 @@ def explain(error: Exception, *, resumable: bool) -> int:
 
 def _full_disk(error: Exception) -> str:
     """The message for a full disk, with the path; empty for other errors."""
-    if not isinstance(error, OSError) or error.errno not in FULL:
+    if not isinstance(error, OSError) or error.errno not in DISK_FULL:
         return ""
     location = f" at {error.filename}" if error.filename else ""
     return f"the disk is full{location}; free some space, or choose another place"

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from semix.data.errors import InputError
 from semix.data.settings import Settings, load_settings, read_config_file
-from semix.data.store.places import shown
+from semix.data.store.location import shown
 
 S = TypeVar("S", bound=Settings)
 Schema = Mapping[str, Any]

@@ -127,7 +127,7 @@ def examine(subject: DoctorInput) -> Iterator[Finding]:
             yield from check(subject)
         except InputError as error:
             if str(error) not in reported:  # several checks read the same folder
-                yield Finding(name, FAILED, error.place, error.remedy)
+                yield Finding(name, FAILED, error.problem, error.remedy)
             reported.add(str(error))
         except Exception as error:  # other checks still help
             reason = f"{type(error).__name__}: {error}"
@@ -276,9 +276,9 @@ def check_memory(subject: DoctorInput) -> Iterator[Finding]:
 def available_memory(limit: MemoryLimit | None) -> tuple[float, str]:
     """Available bytes, and a phrase: free on the machine, or left of our limit if that is less."""
     free = psutil.virtual_memory().available
-    if limit is None or limit.left >= free:
+    if limit is None or limit.remaining >= free:
         return free, "free"
-    return limit.left, f"left of the limit of {amount(limit.limit)} (cgroup)"
+    return limit.remaining, f"left of the limit of {amount(limit.limit)} (cgroup)"
 
 
 def _weight_bytes(subject: DoctorInput) -> float | None:

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet, label_sets
-from semix.data.lineage import in_words, source
+from semix.data.lineage import describe_source, source
 from semix.data.printable import printable_line
 from semix.data.root import Root, RootProgress
 from semix.flows.prices import Price, price_of_root, words_of_root
@@ -94,7 +94,7 @@ def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
     """Print progress, speed and price of a root."""
     counts = root.progress()
     facts = {**root.status(), **derived_metrics(counts)}
-    facts["lineage"] = source(root.plan) if as_json else in_words(source(root.plan))
+    facts["lineage"] = source(root.plan) if as_json else describe_source(source(root.plan))
     if price is not None:
         cost = price_of_root(counts, facts["worker_seconds_left"], price)
         facts["price"] = cost if as_json else words_of_root(cost, price)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from semix.data.errors import InputError
-from semix.data.store.places import shown
+from semix.data.store.location import shown
 
 if TYPE_CHECKING:  # the command line starts without them: Prefect costs more than a second
     import httpx

@@ -85,7 +85,7 @@ def bake_shard(
 
 
 def _plan(source: Root, config: BuildConfig, labels: LabelSet | None) -> Plan:
-    written = source.written  # plan.json itself, without extensions
+    written = source.stored_plan  # plan.json itself, without extensions
     models = planned_models(written)
     if labels is not None:
         models = {**models, "annotation": labelling_encoders(labels.record)}
@@ -101,7 +101,7 @@ def _plan(source: Root, config: BuildConfig, labels: LabelSet | None) -> Plan:
 
 
 def _refuse_difference(target: Root, plan: Plan) -> None:
-    written = target.written
+    written = target.stored_plan
     if (written.digest, written.baked_from) != (plan.digest, plan.baked_from):
         remedy = "holds another dataset, or another baked one; choose a new place"
         raise InputError("out", target.url, remedy)

@@ -73,7 +73,7 @@ def prepare(
             heartbeat()
             time.sleep(pause_s)
             pause_s = min(1.2 * pause_s, LONGEST_POLL_S)
-    for kind, digest in root.made_from().items():
+    for kind, digest in root.input_digests().items():
         check_same_origin(root, kind, digest)
 
 

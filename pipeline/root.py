@@ -112,7 +112,7 @@ def running_on(root: Root) -> Iterator[None]:
     if not claim(root.store, PLAN_LEASE):
         time.sleep(REPLACING_S)  # the holder may be about to replace the plan
     try:
-        if Root(root.url).written.digest != root.written.digest:
+        if Root(root.url).stored_plan.digest != root.stored_plan.digest:
             remedy = "another build replaced its plan a moment ago; choose a new place"
             raise InputError("out", root.url, remedy)
         yield
@@ -141,7 +141,7 @@ def _is_unused(root: Root) -> bool:
         for kind in (SHARDS, DISCARDED)
         for number in numbered_folders(store, kind)
     )
-    if root.written.baked_from or any(records) or any(history):
+    if root.stored_plan.baked_from or any(records) or any(history):
         return False
     return not living(store, others=True)
 

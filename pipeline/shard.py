@@ -368,7 +368,7 @@ def series_record(
     group: MixGroup, plan: BuildPlan, *, labels: Labels, noise: NoiseNote
 ) -> SeriesRecord:
     """The record of one series, its `KEY.json`."""
-    return SeriesRecord.labelled(
+    return SeriesRecord.from_labels(
         labels,
         group=group.index,
         classes=list(group.classes),

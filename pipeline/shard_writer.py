@@ -156,7 +156,7 @@ def publish_shard(
         sha256 = hashlib.sha256(features).hexdigest()
         features_file = File(name=features_name(shard, sha256), sha256=sha256, bytes=len(features))
         root.store.put(features_file.name, features)
-    made_from = root.made_from()
+    input_digests = root.input_digests()
     record = CommitRecord(
         spec=spec_digest(root.plan.digest, shard),
         shard=shard,
@@ -167,8 +167,8 @@ def publish_shard(
         seconds=dict(clock.seconds),
         attempt=1 + root.attempts(shard),
         worker=f"{socket.gethostname()}:{os.getpid()}",
-        prototypes=made_from.get("prototypes", ""),
-        pairs=made_from.get("pairs", ""),
+        prototypes=input_digests.get("prototypes", ""),
+        pairs=input_digests.get("pairs", ""),
         **fields,
     )
     root.commit(record)

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from semix.data.errors import InputError
-from semix.data.files import FULL
+from semix.data.files import DISK_FULL
 from semix.data.label_sets import LabelSet
 from semix.data.leases import LeaseHeartbeat, claim, release
 from semix.data.printable import print_line, print_traceback, printable_line
@@ -399,7 +399,7 @@ def cause_of(error: Exception, url: str) -> str:
     Args:
         url: of the root, named where the error names no file.
     """
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         file = str(error.filename or url)
         in_root = file.startswith(url.removesuffix("/"))
         return f"disk full at {url if in_root else Path(file).parent}"

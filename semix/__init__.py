@@ -1,4 +1,4 @@
-"""The Python interface of semix; each name imports its module at its first use.
+"""The Python interface of semix; a name is imported from its module when it is first used.
 
 docs/python.md documents it with examples.
 """
@@ -69,7 +69,7 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
+_MODULES = {
     "semix.calib.config": "TrainConfig",
     "semix.calib.losses": "build_loss build_mixed_loss",
     "semix.calib.metrics": "calibration_metrics ood_metrics",
@@ -98,7 +98,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names.split():
             value = globals()[name] = getattr(import_module(module), name)
             return value
@@ -110,12 +110,12 @@ def __dir__() -> list[str]:
 
 
 def _check_distributions() -> None:
-    """Raises ImportError: the distribution `semix` is installed, whose files overlay ours."""
+    """Raises ImportError if another distribution `semix` is installed, which has the same files."""
     for folder in filter(None, sys.path):
         with suppress(OSError):
-            for other in Path(folder).glob("semix-*.dist-info"):
+            for installed in Path(folder).glob("semix-*.dist-info"):
                 raise ImportError(
-                    f"{other}: the distribution `semix` is another package of the same import "
+                    f"{installed}: the distribution `semix` is another package of the same import "
                     "name, or an earlier version of this one; run `pip uninstall semix`, then "
                     "install semix-calibration again"
                 )

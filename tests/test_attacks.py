@@ -233,7 +233,7 @@ def test_a_config_of_few_bytes_and_very_many_aliases(tmp_path, text):
 
 def test_a_value_that_holds_itself(tmp_path):
     """Names a list by an alias inside it."""
-    assert "an alias stands inside what it names" in config_error("name: &a [*a]", tmp_path)
+    assert "an alias stands inside its own anchor" in config_error("name: &a [*a]", tmp_path)
 
 
 def test_a_config_nested_without_end(tmp_path):

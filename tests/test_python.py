@@ -80,7 +80,7 @@ def test_the_pages_commands_run(birds, tmp_path):
 
 
 def test_every_name_is_there_and_on_the_page():
-    assert set(semix.__all__) == set(dir(semix)) == set(" ".join(semix._HOMES.values()).split())
+    assert set(semix.__all__) == set(dir(semix)) == set(" ".join(semix._MODULES.values()).split())
     for name in semix.__all__:
         assert getattr(semix, name).__name__ == name
         assert f"`{name}`" in PAGE

@@ -72,7 +72,7 @@ def images_to_corrupt(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageS
     generator = torch.Generator().manual_seed(derived_seed(SEED, "shifted images"))
     indices = torch.randperm(len(split), generator=generator)[:count].sort().values.numpy()
     data = trained.data
-    images = open_images(split.part(indices), data.side, limit=data.memory, workers=data.workers)
+    images = open_images(split.subset(indices), data.side, limit=data.memory, workers=data.workers)
     return images, torch.from_numpy(split.targets[indices])
 
 

@@ -20,8 +20,8 @@ class Theme:
     """Colours on a light or a dark page.
 
     Attributes:
-        first: the first class of a series (alpha = 1), and measures of it, such as its CLIP weight.
-        second: the other classes. Colour-blind readers can distinguish blue and orange.
+        first: the first class of a series (alpha = 1), and values of it, such as its CLIP weight.
+        second: its other classes. Colour-blind readers can distinguish blue and orange.
     """
 
     page: str
@@ -84,12 +84,12 @@ class Frame:
     alpha: float  # conditioning weight of the first class
     weight: float  # raw CLIP projection on the first class
     first: float  # soft label of the first class, in [0, 1]
-    second: float  # of all others
+    second: float  # sum of the soft labels of its other classes
 
 
 @dataclass(frozen=True)
 class SeriesFigure:
-    """One group, from its other classes (alpha 0) to its first (alpha 1)."""
+    """One series, from its other classes (alpha 0) to its first class (alpha 1)."""
 
     group: int
     first: str
@@ -100,30 +100,30 @@ class SeriesFigure:
 
 
 def series_figure(record: SeriesRecord, images: Sequence[np.ndarray], *, note: str) -> SeriesFigure:
-    """The data of one series for series.html.j2.
+    """The values of one series that series.html.j2 shows.
 
     Args:
         images: uint8 [H, W, 3] each, in the order of the record's alphas.
     """
     first = record.classes[0]
-    shares = [dict(label) for label in record.labels]
+    label_dicts = [dict(label) for label in record.labels]
     frames = tuple(
         Frame(
             source=_data_uri(images[position]),
             alpha=record.alphas[position],
             weight=record.weights[position],
-            first=shares[position].pop(first, 0.0),
-            second=sum(shares[position].values()),
+            first=label_dicts[position].pop(first, 0.0),
+            second=sum(label_dicts[position].values()),
         )
         for position in np.argsort(record.alphas, kind="stable").tolist()
     )
-    name, *others = record.names
+    first_name, *second_names = record.names
     pixelated = max(images[0].shape[:2]) <= PIXEL_ART
-    return SeriesFigure(record.group, name, " + ".join(others), note, pixelated, frames)
+    return SeriesFigure(record.group, first_name, " + ".join(second_names), note, pixelated, frames)
 
 
 def _data_uri(image: np.ndarray) -> str:
-    """The image as WebP: lossless at its own size, lossy if it is shrunk."""
+    """The image as WebP: lossless in its own size, lossy if it is shrunk."""
     picture = Image.fromarray(image)
     shrunk = max(picture.size) > THUMB
     if shrunk:

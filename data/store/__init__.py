@@ -1,4 +1,4 @@
-"""A root at a URL: atomic put, create-only put, list. The only code that publishes to a root."""
+"""Store: files below a URL, with atomic and create-only writes. All writes to a root use it."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import BinaryIO, TypeVar
 from semix.data.errors import InputError, TooLarge
 from semix.data.machine import machine
 from semix.data.store.local import PARTIAL, LocalFiles, process_alive
-from semix.data.store.places import (
+from semix.data.store.location import (
     PROTOCOLS,
     Backend,
     FileInfo,
@@ -26,10 +26,10 @@ __all__ = ["MAX_BYTES", "PARTIAL", "PROTOCOLS", "FileInfo", "Store", "process_al
 T = TypeVar("T")
 
 GIB = 2**30
-MAX_BYTES = GIB  # bytes that are read at once; prototypes of 20,000 classes have half of it
-BATCH = 64  # names that a thread takes at a time, where there are many
+MAX_BYTES = GIB  # of a file that is read at once; prototypes of 20,000 classes have half of it
+BATCH = 64  # most names that a thread takes at a time
 DAY_S = 24 * 3600.0
-PROBE = "probe-"  # prefix of the temporary names of `check_writable`
+PROBE = "probe-"  # prefix of the temporary files of `check_writable`
 
 
 class Store:
@@ -43,21 +43,21 @@ class Store:
             (this process only). Credentials, and the endpoint of an S3-compatible service
             (AWS_ENDPOINT_URL), come from the environment.
     Attributes:
-        url: as it may be shown and stored.
-        local: whether it is a folder of this machine.
-        shared: whether other processes see it.
-        parallel: how many requests it answers at a time.
+        url: the URL in the form that is shown and stored.
+        local: whether the store is a folder of this machine.
+        shared: whether other processes see its files.
+        parallel: number of requests that it answers at a time.
     Raises:
         InputError: another protocol, a chained URL, credentials or a query in it, a package that
             is not installed; with the first request, missing credentials or a missing bucket.
         ValueError: from the methods, a name that leads out of the store; from `get`, as TooLarge,
-            a file of more than `most` bytes.
+            a file of more than `max_bytes` bytes.
         OSError: from the methods, a fault that persists.
     """
 
     def __init__(self, url: str) -> None:
-        self._place = parse_url(url)
-        self._backend = _backend(self._place, persistent=True)
+        self._location = parse_url(url)
+        self._backend = _backend(self._location, persistent=True)
         self.url = self._backend.url
         self.local = self._backend.local
         self.shared = self._backend.shared
@@ -111,15 +111,15 @@ class Store:
         self._backend.put(check_name(name), content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put only if the name is free, atomically among all writers; False if it was taken."""
+        """Write a file only if its name is free, atomically among all writers; else False."""
         return self._backend.create(check_name(name), content)
 
     def staging(self, name: str) -> AbstractContextManager[Path]:
-        """A local file to fill for `name`: beside its target in a local store, else temporary."""
+        """A local file to write for `name`: beside it in a local store, else a temporary file."""
         return self._backend.staging(check_name(name))
 
     def publish(self, partial: Path, name: str) -> None:
-        """Give a complete staged file its final name, replacing any other content there."""
+        """Give a complete staged file its final name, replacing a file with other content."""
         self._backend.publish(partial, check_name(name))
 
     def now(self) -> float:
@@ -127,8 +127,11 @@ class Store:
         return self._backend.now()
 
     def partials(self) -> dict[str, FileInfo]:
-        """Leftovers of unfinished writes: partial files that no living process of this machine
-        writes, or multipart uploads that were not completed (some may still be going on)."""
+        """Leftovers of unfinished writes, by name.
+
+        They are partial files that no living process of this machine writes, or multipart uploads
+        that were not completed, some of which may still be going on.
+        """
         return self._backend.partials()
 
     def sweep(self, *, older_than_s: float = DAY_S) -> int:
@@ -141,11 +144,11 @@ class Store:
         return self._backend.sweep(before=self._backend.now() - older_than_s)
 
     def require_empty_or_own(self, kind: str, *, own: str = "") -> None:
-        """Require that the location is empty, or holds what was begun here before.
+        """Require that the location is empty, or holds something that was begun here before.
 
         Args:
-            kind: what is to be begun here, for the message.
-            own: the name of a file that shows that it was begun before; empty if there is none.
+            kind: the kind of folder to begin here, for the message.
+            own: name of a file that shows that one was begun before; empty if there is none.
         Raises:
             InputError: foreign files or folders are here; hidden ones do not count.
         """
@@ -154,11 +157,11 @@ class Store:
         except OSError as error:
             raise InputError("out", self.url, self._backend.refusal(error)) from None
         names = sorted([*files, *folders])
-        others = [name for name in names if not name.startswith((".", PROBE))]
-        if others and own not in names:
-            shown = ", ".join(others[:3])
-            if len(others) > 3:
-                shown += f" and {len(others) - 3:,} more"
+        foreign = [name for name in names if not name.startswith((".", PROBE))]
+        if foreign and own not in names:
+            shown = ", ".join(foreign[:3])
+            if len(foreign) > 3:
+                shown += f" and {len(foreign) - 3:,} more"
             remedy = f"holds {shown}, and is no {kind}; choose a new or an empty folder"
             raise InputError("out", self.url, remedy)
 
@@ -166,13 +169,13 @@ class Store:
         """Write, read, try to overwrite, and delete a small file, within seconds.
 
         Args:
-            tidy: remove the folders again that this created.
+            tidy: remove the folders that this created.
         Raises:
-            InputError: one of these fails; says why, and what to do about it.
+            InputError: one of these steps fails; the message says why, and what to do.
         """
         base = Path(self.url)
         new_folders = [p for p in (base, *base.parents) if not p.exists()] if self.local else []
-        backend = _backend(self._place, persistent=False)
+        backend = _backend(self._location, persistent=False)
         try:
             _probe(backend)
         except OSError as error:
@@ -196,12 +199,12 @@ def _probe(backend: Backend) -> None:
     name = f"{PROBE}{machine()}-{os.getpid()}"
     backend.put(name, b"semix")
     if backend.get(name, MAX_BYTES) != b"semix":
-        raise OSError("it does not give back what was written")
+        raise OSError("it returns other bytes than were written")
     # Some S3-compatible servers do not know If-None-Match and overwrite.
-    exclusive = not backend.create(name, b"other") and backend.get(name, MAX_BYTES) == b"semix"
+    is_create_only = not backend.create(name, b"other") and backend.get(name, MAX_BYTES) == b"semix"
     backend.delete(name)
-    if not exclusive:
-        raise OSError("it overwrites what must not be overwritten")
+    if not is_create_only:
+        raise OSError("it overwrites a file on a create-only write")
 
 
 def walk(
@@ -212,11 +215,11 @@ def walk(
     folders: list[str] = [folder]
     with _threads(parallel) as pool:
         while folders:
-            below: list[str] = []
+            subfolders: list[str] = []
             for files, inner in pool.map(scan, folders):
                 all_files.update(files)
-                below.extend(inner)
-            folders = below
+                subfolders.extend(inner)
+            folders = subfolders
     return dict(sorted(all_files.items()))
 
 
@@ -246,4 +249,4 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(cancel_futures=True)  # after an error the rest is not needed
+        pool.shutdown(cancel_futures=True)  # after an error no further result is needed

@@ -1,4 +1,4 @@
-"""A store in a local folder: temporary name, fsync, link or rename, fsync of the folder."""
+"""A store in a local folder; a write is a temporary file, fsync, link or rename, fsync."""
 
 import errno
 import os
@@ -12,15 +12,15 @@ from typing import BinaryIO, TypeVar
 
 from semix.data.files import open_regular, read_bytes, require_regular, sync_folder
 from semix.data.machine import DIGITS, machine
-from semix.data.store.places import FileInfo, StoreLocation
+from semix.data.store.location import FileInfo, StoreLocation
 
 PARTIAL = ".partial"
-# A living process that has not written its file for so long is another one with the same number.
+# If a file is older, the living process with the number in its name is not its writer.
 WRITTEN_WITHIN_S = 24 * 3600.0
 # .NAME.HOST-DIGEST.PROCESS.RANDOM.partial; names and hosts may have dots and dashes.
 STAGED = re.compile(rf"(\..+\..+-[0-9a-f]{{{DIGITS}}})\.(\d{{1,9}})\.\w+\{PARTIAL}")
-# The same for every writer, and for earlier versions, whose host names had no digest.
-OURS = re.compile(rf"\..+\..+\.\d{{1,9}}\.\w+\{PARTIAL}")
+# As STAGED, for any machine, and for earlier versions, whose host names had no digest.
+STAGED_BY_ANY = re.compile(rf"\..+\..+\.\d{{1,9}}\.\w+\{PARTIAL}")
 
 READABLE_BY_ALL = 0o644  # temporary files are private, published ones are not
 
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 
 class LocalFiles:
-    """Files below one folder; see `semix.data.store.places.Backend`.
+    """Files below one folder; see `semix.data.store.location.Backend`.
 
     The folder itself may be a link. Links to folders below it are not followed: they are not
-    listed, and nothing behind one is read, written or deleted. Links to files are followed.
-    Pipes and devices are no files: they are not listed, and nothing waits for them.
+    listed, and no file behind one is read, written or deleted. Links to files are followed.
+    Pipes and devices do not count as files: they are not listed or opened.
 
     Raises:
         NotADirectoryError: from the methods, for a name in a folder that is such a link.
@@ -75,7 +75,7 @@ class LocalFiles:
     def create(self, name: str, content: bytes) -> bool:
         with self.staging(name) as partial:
             partial.write_bytes(content)
-            _complete(partial)
+            _make_durable(partial)
             if not link(partial, self._base / name):
                 return False
         sync_folder(partial.parent)
@@ -90,7 +90,7 @@ class LocalFiles:
 
     def publish(self, partial: Path, name: str) -> None:
         target = self._path(name)
-        _complete(partial)
+        _make_durable(partial)
         partial.replace(target)
         sync_folder(partial.parent)
 
@@ -100,11 +100,11 @@ class LocalFiles:
             return partial.stat().st_mtime
 
     def partials(self) -> dict[str, FileInfo]:
-        return {str(path.relative_to(self._base)): info for path, info in self._left()}
+        return {str(path.relative_to(self._base)): info for path, info in self._leftovers()}
 
     def sweep(self, *, before: float) -> int:
         count = 0
-        for path, info in self._left():
+        for path, info in self._leftovers():
             if written_here(path) or info.modified < before:
                 path.unlink(missing_ok=True)
                 count += 1
@@ -114,7 +114,7 @@ class LocalFiles:
         reason = error.strerror or str(error)
         return f"cannot be written ({reason}); choose another place"
 
-    def _left(self) -> Iterator[tuple[Path, FileInfo]]:
+    def _leftovers(self) -> Iterator[tuple[Path, FileInfo]]:
         """Partial files that no living process of this machine writes."""
         partials = [
             Path(folder, file)
@@ -136,8 +136,9 @@ class LocalFiles:
         start = f"{folder}/" if folder else ""
         files: dict[str, T] = {}
         folders: list[str] = []
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._base / folder) as es:
-            for entry in es:
+        path = self._base / folder
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+            for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(start + entry.name)
                 elif _is_published(entry, suffix):
@@ -151,20 +152,20 @@ class LocalFiles:
 
     def _check_no_links(self, folder: str) -> None:
         path = str(self._base)  # text, because this runs for every file
-        for part in folder.split("/") if folder else ():
-            path = f"{path}/{part}"
+        for name in folder.split("/") if folder else ():
+            path = f"{path}/{name}"
             if _is_link(path):
                 reason = "a link to a folder is not followed inside a root; put the folder there"
                 raise NotADirectoryError(errno.ENOTDIR, reason, path)
 
 
 def link(partial: Path, target: Path) -> bool:
-    """Link a complete file to its final name; False if that is taken.
+    """Link a complete file to its final name; False if that name is taken.
 
     A link is the one local operation that is both atomic and create-only.
 
     Raises:
-        NoRegularFile: a pipe or a device has the name, which could not be read.
+        NoRegularFile: a pipe or a device has that name, and could not be read.
     """
     try:
         os.link(partial, target)
@@ -183,7 +184,7 @@ def _is_link(path: str) -> bool:
 
 
 def _is_published(entry: os.DirEntry[str], suffix: str) -> bool:
-    """Whether it is a file, or a link to one, of that suffix; only a link costs a disk access."""
+    """Whether it is a file of this suffix, or a link to one; only a link costs a disk access."""
     if not entry.name.endswith(suffix) or entry.name.endswith(PARTIAL):
         return False
     try:
@@ -192,7 +193,7 @@ def _is_published(entry: os.DirEntry[str], suffix: str) -> bool:
         return False
 
 
-def _complete(path: Path) -> None:
+def _make_durable(path: Path) -> None:
     path.chmod(READABLE_BY_ALL)
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -215,8 +216,8 @@ def staged(folder: Path, name: str) -> Iterator[Path]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a file's name is one that `staged` gives; other files are never removed."""
-    return OURS.fullmatch(name) is not None
+    """Whether a name is of the form that `staged` uses; other files are never removed."""
+    return STAGED_BY_ANY.fullmatch(name) is not None
 
 
 def written_here(partial: Path) -> bool:
@@ -233,7 +234,7 @@ def in_use(partial: Path, *, age_s: float) -> bool:
 def abandoned(partial: Path, *, age_s: float) -> bool:
     """Whether the process that staged the file has ended.
 
-    Only the age decides this for other machines, containers, and this machine before a reboot.
+    For other machines, containers, and this machine before a reboot, this is judged by the age.
     """
     if written_here(partial):
         return not in_use(partial, age_s=0.0)
@@ -241,7 +242,7 @@ def abandoned(partial: Path, *, age_s: float) -> bool:
 
 
 def _writer(partial: Path) -> int | None:
-    """The process that staged the file, if it was one of this machine."""
+    """The number of the process that staged the file, if that was on this machine."""
     match = STAGED.fullmatch(partial.name)
     return int(match[2]) if match and match[1].endswith(f".{machine()}") else None
 

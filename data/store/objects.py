@@ -1,4 +1,4 @@
-"""A store of objects: s3, gs or memory, through fsspec; transient faults are retried."""
+"""A store of objects in s3, gs or memory, through fsspec; transient faults are retried."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from semix.data.errors import InputError, TooLarge
 from semix.data.installation import install_command
 from semix.data.store.local import PARTIAL, abandoned, staged
-from semix.data.store.places import FileInfo, StoreLocation
+from semix.data.store.location import FileInfo, StoreLocation
 from semix.data.store.services import Info, InMemoryService, RetryPolicy, Service, Upload, retrying
 
 if TYPE_CHECKING:
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PART = 16 << 20  # bytes; files of twice that or more are uploaded in parts, a few at a time
+PART = 16 << 20  # bytes of a part of an upload; files of twice that have several parts
 PARTS_AT_A_TIME = 4
 MAX_PARTS = 10_000
-FIRST_RANGE = 1 << 18  # bytes; a single image is read without its whole shard
-LONGEST_RANGE = 1 << 23
+FIRST_RANGE = 1 << 18  # bytes; small, so that a single image is read without its shard
+MAX_RANGE = 1 << 23
 
 
 class ObjectStore:
-    """Objects below bucket/prefix; see `semix.data.store.places.Backend`.
+    """Objects below bucket/prefix; see `semix.data.store.location.Backend`.
 
-    fsspec's own `open(..., "wb")` publishes what was written so far when the block raises, so
-    whole objects are put, and read in ranges.
+    Objects are written at once, and read in ranges: fsspec's own `open(..., "wb")` would publish
+    an incomplete object when the block raises.
 
     Raises:
         InputError: the package for this service is not installed.
@@ -49,13 +49,13 @@ class ObjectStore:
         self._base = location.base
         self._connection = Connection(location, policy)
         self._service = self._connection.service
-        self._ask, self._path = self._connection.ask, self._connection.path
+        self._run, self._path = self._connection.run, self._connection.path
         self.shared = self._service.SHARED
 
     def get(self, name: str, max_bytes: int) -> bytes:
-        # A single request, for a range of one byte more than is allowed.
+        # A single request for one byte more than is allowed, which shows whether there are more.
         try:
-            content = self._ask(
+            content = self._run(
                 name, lambda fs: fs.cat_file(self._path(name), start=0, end=max_bytes + 1)
             )
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class ObjectStore:
 
     def open(self, name: str) -> BinaryIO:
         def read(start: int, end: int) -> bytes:
-            return self._ask(name, lambda fs: _whole(fs, self._path(name), start, end))
+            return self._run(name, lambda fs: _read_range(fs, self._path(name), start, end))
 
         return io.BufferedReader(RangeFile(read, self.info(name).bytes))
 
@@ -89,7 +89,7 @@ class ObjectStore:
 
     def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
         try:
-            infos = self._ask(folder, lambda fs: fs.ls(self._path(folder), detail=True))
+            infos = self._run(folder, lambda fs: fs.ls(self._path(folder), detail=True))
         except FileNotFoundError:
             return {}, []
         base = self._base.strip("/")
@@ -100,7 +100,7 @@ class ObjectStore:
                 folders.append(name)
             elif not name.endswith(suffix) or name.endswith(PARTIAL):
                 continue
-            elif name != folder:  # some tools put folder markers
+            elif name != folder:  # some tools create an object for a folder
                 files[name] = self._file_info(info)
         return files, folders
 
@@ -110,16 +110,16 @@ class ObjectStore:
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._ask(name, lambda fs: fs.rm_file(self._path(name)))
+            self._run(name, lambda fs: fs.rm_file(self._path(name)))
 
     def put(self, name: str, content: bytes) -> None:
-        self._ask(name, lambda fs: fs.pipe_file(self._path(name), content))
+        self._run(name, lambda fs: fs.pipe_file(self._path(name), content))
 
     def create(self, name: str, content: bytes) -> bool:
         token = secrets.token_hex(8)
         mark = self._service.mark(token)
         try:
-            self._ask(
+            self._run(
                 name, lambda fs: fs.pipe_file(self._path(name), content, mode="create", **mark)
             )
         except FileExistsError:
@@ -136,16 +136,16 @@ class ObjectStore:
         try:
             self._put_file(partial, name, mode="create", **self._service.mark(token))
         except FileExistsError:
-            # The name carries the hash of the content, so this is the content, unless damaged.
+            # The hash in the name shows that this is the content, unless it is damaged.
             if not self._is_written_by(token, name) and not self._is_copy(partial, name):
                 self._put_file(partial, name, mode="overwrite")
 
     def now(self) -> float:
-        return self._ask("", lambda fs: self._service.now(fs, self._base))
+        return self._run("", lambda fs: self._service.now(fs, self._base))
 
     def partials(self) -> dict[str, FileInfo]:
         by_name: dict[str, list[FileInfo]] = defaultdict(list)
-        for upload in self._ask("", lambda fs: self._service.unfinished(fs, self._base)):
+        for upload in self._run("", lambda fs: self._service.unfinished(fs, self._base)):
             by_name[upload.name].append(upload.info)
         return {
             name: FileInfo(sum(info.bytes for info in infos), max(info.modified for info in infos))
@@ -154,7 +154,7 @@ class ObjectStore:
 
     def sweep(self, *, before: float) -> int:
         count = _sweep_staged()
-        for upload in self._ask("", lambda fs: self._service.unfinished(fs, self._base)):
+        for upload in self._run("", lambda fs: self._service.unfinished(fs, self._base)):
             if upload.info.modified < before:
                 self._abort(upload)
                 count += 1
@@ -172,25 +172,25 @@ class ObjectStore:
     def _raw_info(self, name: str) -> Info:
         path = self._path(name)
         try:
-            return self._ask(name, lambda fs: fs.info(path))
+            return self._run(name, lambda fs: fs.info(path))
         except PermissionError:
-            # Unlike this answer, one with a body says why access was refused.
-            self._ask(name, lambda fs: fs.cat_file(path, start=0, end=1))
+            # The answer to a read, unlike this one, has a body that says why access was refused.
+            self._run(name, lambda fs: fs.cat_file(path, start=0, end=1))
             raise
 
     def _put_file(self, partial: Path, name: str, **arguments: Any) -> None:
-        part = max(PART, -(-partial.stat().st_size // MAX_PARTS))
-        arguments |= {"chunksize": part, "max_concurrency": PARTS_AT_A_TIME}
-        self._ask(name, lambda fs: fs.put_file(str(partial), self._path(name), **arguments))
+        part_bytes = max(PART, -(-partial.stat().st_size // MAX_PARTS))
+        arguments |= {"chunksize": part_bytes, "max_concurrency": PARTS_AT_A_TIME}
+        self._run(name, lambda fs: fs.put_file(str(partial), self._path(name), **arguments))
 
     def _abort(self, upload: Upload) -> None:
-        self._ask(upload.name, lambda fs: self._service.abort(fs, self._base, upload))
+        self._run(upload.name, lambda fs: self._service.abort(fs, self._base, upload))
 
     def _is_written_by(self, token: str, name: str) -> bool:
-        """Whether an earlier attempt of ours wrote it, and its answer was lost."""
+        """Whether an earlier attempt of this call wrote the object, and its answer was lost."""
         try:
             return (
-                self._ask(name, lambda fs: self._service.written_by(fs, self._path(name))) == token
+                self._run(name, lambda fs: self._service.written_by(fs, self._path(name))) == token
             )
         except FileNotFoundError:
             return False
@@ -198,10 +198,10 @@ class ObjectStore:
     def _is_copy(self, partial: Path, name: str) -> bool:
         if self.info(name).bytes != partial.stat().st_size:
             return False
-        with partial.open("rb") as ours, self.open(name) as theirs:
+        with partial.open("rb") as local_file, self.open(name) as stored_file:
             return (
-                hashlib.file_digest(ours, "sha256").digest()
-                == hashlib.file_digest(theirs, "sha256").digest()  # type: ignore[arg-type]
+                hashlib.file_digest(local_file, "sha256").digest()
+                == hashlib.file_digest(stored_file, "sha256").digest()  # type: ignore[arg-type]
             )
 
     def _file_info(self, info: Info) -> FileInfo:
@@ -212,7 +212,7 @@ class Connection:
     """Access to bucket/prefix of one service, from any process and thread.
 
     Attributes:
-        service: what differs between services.
+        service: the functions that differ between services.
     Raises:
         InputError: the package for this service is not installed.
     """
@@ -221,12 +221,12 @@ class Connection:
         self.url, self.base = location.url, location.base
         self.service = service_of(location.protocol, location.url)
         self._policy = policy
-        # By process: connections and fsspec's loop do not survive a fork. A child keeps a
-        # reference to its parent's entry, because it must not close the shared connections.
+        # By process, because connections and fsspec's loop do not survive a fork. A child keeps
+        # the entry of its parent, because it must not close the connections they share.
         self._connected: dict[int, AbstractFileSystem] = {}
 
-    def ask(self, name: str, operation: Callable[[AbstractFileSystem], T]) -> T:
-        """Run the operation and return its result; its errors are translated."""
+    def run(self, name: str, operation: Callable[[AbstractFileSystem], T]) -> T:
+        """The result of the operation, which is retried; its errors are translated."""
         where = f"{self.url}/{name}" if name else self.url
         try:
             return retrying(
@@ -249,17 +249,17 @@ class Connection:
 
 
 class RangeFile(io.RawIOBase):
-    """Read-only and seekable; ends only where the object ends.
+    """An object as a read-only, seekable file, which ends only where the object ends.
 
     Args:
-        read: bytes [start, end) of the object, all of them.
-        size: of the object in bytes.
+        read: function that returns all bytes [start, end) of the object.
+        size: bytes of the object.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
         self._read, self._size = read, size
         self._position = 0
-        self._start, self._bytes = 0, b""  # the range that was read last
+        self._start, self._bytes = 0, b""  # of the last range
         self._length = FIRST_RANGE
 
     def readable(self) -> bool:
@@ -272,10 +272,10 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        if origin + offset < 0:
-            raise ValueError(f"position {origin + offset} is before the file")
-        self._position = origin + offset
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise ValueError(f"position {start + offset} is before the file")
+        self._position = start + offset
         return self._position
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
@@ -283,19 +283,19 @@ class RangeFile(io.RawIOBase):
             return 0
         end = self._start + len(self._bytes)
         if not self._start <= self._position < end:
-            # Sequential reads get longer and longer ranges, random ones short ranges.
-            reads_on = self._position == end and end > 0
-            self._length = min(2 * self._length, LONGEST_RANGE) if reads_on else FIRST_RANGE
+            # Sequential reads use ever longer ranges, random reads short ranges.
+            is_sequential = self._position == end and end > 0
+            self._length = min(2 * self._length, MAX_RANGE) if is_sequential else FIRST_RANGE
             self._start = self._position
             self._bytes = self._read(self._start, min(self._start + self._length, self._size))
-        start_in_range, view = self._position - self._start, memoryview(buffer).cast("B")
-        part = self._bytes[start_in_range : start_in_range + len(view)]
-        view[: len(part)] = part
-        self._position += len(part)
-        return len(part)
+        start, view = self._position - self._start, memoryview(buffer).cast("B")
+        chunk = self._bytes[start : start + len(view)]
+        view[: len(chunk)] = chunk
+        self._position += len(chunk)
+        return len(chunk)
 
 
-def _whole(fs: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
+def _read_range(fs: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
     content = fs.cat_file(path, start=start, end=end)
     if len(content) != end - start:
         raise ConnectionError(f"{len(content)} bytes of {end - start}")
@@ -306,7 +306,7 @@ def _sweep_staged() -> int:
     """Remove files that dead processes of this machine staged in its temporary folder."""
     folder, count = Path(tempfile.gettempdir()), 0
     for path in folder.glob(f".*{PARTIAL}"):
-        with suppress(OSError):  # another user's, or just removed
+        with suppress(OSError):  # a file of another user, or just removed
             if abandoned(path, age_s=time.time() - path.stat().st_mtime):
                 path.unlink()
                 count += 1
@@ -314,7 +314,7 @@ def _sweep_staged() -> int:
 
 
 def service_of(protocol: str, url: str) -> Service:
-    """The service's module.
+    """The module of a service.
 
     Raises:
         InputError: the package that it needs is not installed.

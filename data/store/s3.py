@@ -10,16 +10,16 @@ import botocore.exceptions as boto
 from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
 from semix.data.errors import InputError
-from semix.data.store.places import FileInfo, shown
+from semix.data.store.location import FileInfo, shown
 from semix.data.store.services import Info, RetryPolicy, Upload
 
 SHARED = True
-PARALLEL = 32  # connections; more threads than that would wait for each other
+PARALLEL = 32  # connections; additional threads would wait for one
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; and all 5xx but 501.
 RETRY_CODES = {
     "BadDigest",  # the body was damaged on its way
-    "ConditionalRequestConflict",  # two create-only writes at once: another attempt says who won
+    "ConditionalRequestConflict",  # two create-only writes at once: a retry shows which wrote
     "IncompleteBody",
     "NoSuchUpload",  # completed, but the answer was lost; or a sweep removed it
     "OperationAborted",
@@ -58,16 +58,16 @@ REFUSED_CREDENTIALS = {
 
 
 def connect(policy: RetryPolicy) -> AbstractFileSystem:
-    """A new file system, because fsspec's shared ones cache listings, which other writers change.
+    """A new file system; those that fsspec shares cache listings, which other writers change.
 
     botocore takes endpoint, region and credentials from the environment.
     """
     fs = S3FileSystem(
         skip_instance_cache=True,
         use_listings_cache=False,
-        max_concurrency=1,  # more makes every read ask for the size first
+        max_concurrency=1,  # with more, every read would ask for the size first
         config_kwargs={
-            # botocore retries single requests (pages of a listing, parts of an upload) with
+            # botocore retries single requests (a page of a listing, a part of an upload) with
             # growing random pauses; `retrying` retries whole operations.
             "retries": {"mode": "standard", "total_max_attempts": policy.attempts},
             "connect_timeout": policy.connect_s,
@@ -75,7 +75,7 @@ def connect(policy: RetryPolicy) -> AbstractFileSystem:
             "max_pool_connections": PARALLEL,
         },
     )
-    fs.retries = 1  # s3fs would repeat botocore's retries, without end on a stalled server
+    fs.retries = 1  # more would repeat botocore's retries, without end if a server stalls
     return fs
 
 
@@ -146,8 +146,8 @@ def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
             uploads.append(Upload(upload["Key"].removeprefix(start), upload["UploadId"], info))
         if not page.get("IsTruncated"):
             return uploads
-        names = ("KeyMarker", "UploadIdMarker")
-        marker = {name: page[f"Next{name}"] for name in names if page.get(f"Next{name}")}
+        markers = ("KeyMarker", "UploadIdMarker")
+        marker = {name: page[f"Next{name}"] for name in markers if page.get(f"Next{name}")}
 
 
 def abort(fs: AbstractFileSystem, base: str, upload: Upload) -> None:
@@ -164,7 +164,7 @@ def address() -> str:
 
 
 def _answer(error: Exception) -> tuple[str | None, int | None]:
-    """Code and status of a server's answer; s3fs keeps it as the cause of its own errors."""
+    """Code and status of a server's answer, which s3fs keeps as the cause of its own errors."""
     for candidate in (error, error.__cause__):
         if isinstance(candidate, boto.ClientError):
             answer = candidate.response
@@ -174,7 +174,7 @@ def _answer(error: Exception) -> tuple[str | None, int | None]:
 
 
 def _uploaded(fs: AbstractFileSystem, bucket: str, upload: Info) -> int:
-    """Bytes of the first thousand parts, which is as many as one request lists."""
+    """Bytes of the first thousand parts of an upload; one request lists no more."""
     try:
         answer = fs.call_s3(
             "list_parts", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]

@@ -9,25 +9,25 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from semix.data.store.places import FileInfo
+from semix.data.store.location import FileInfo
 
 T = TypeVar("T")
 Info = Mapping[str, Any]  # a service's own description of an object or of an upload
 logger = logging.getLogger("semix.store")
 
 FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 16.0
+MAX_PAUSE_S = 16.0
 _random = random.Random()  # a generator of its own, so that no seed elsewhere is affected
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long one operation is retried.
+    """Limits on the attempts at one operation.
 
     Attributes:
-        seconds: no new attempt starts later than this after the first.
-        attempts: attempts per request by the service's own library, within one of ours.
-        connect_s, answer_s: timeouts of a connection, and of a silent server.
+        seconds: time after the first attempt in which further attempts may start.
+        attempts: attempts per request by the library of the service, within each attempt here.
+        connect_s, answer_s: timeouts for a connection and for an answer.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class RetryPolicy:
 
 
 DEFAULT_RETRIES = RetryPolicy(seconds=120.0, attempts=4, connect_s=10.0, answer_s=30.0)
-# For the first access to a location, where a wrong address is likelier than an outage.
+# For the first access to a location: a wrong address is more likely than an outage.
 QUICK_RETRIES = RetryPolicy(seconds=4.0, attempts=1, connect_s=3.0, answer_s=6.0)
 
 
@@ -58,11 +58,11 @@ class Service(Protocol):
     def connect(self, policy: RetryPolicy) -> AbstractFileSystem: ...
 
     def is_transient(self, error: Exception) -> str | None:
-        """The fault's name if another attempt may succeed, else None."""
+        """The name of the fault if another attempt may succeed, else None."""
         ...
 
     def translate_error(self, error: Exception, url: str, where: str) -> Exception:
-        """The error to raise instead, of a built-in type, its text free of secrets."""
+        """The error to raise instead: of a built-in type, and without secrets in its message."""
         ...
 
     def modified(self, info: Info) -> float: ...
@@ -87,7 +87,7 @@ class Service(Protocol):
 
 
 class InMemoryService:
-    """Objects in this process's memory: for tests."""
+    """Objects in the memory of this process, for tests."""
 
     SHARED = False
 
@@ -134,7 +134,7 @@ def retrying(
 
     Args:
         what: name of the operation in the log.
-        is_transient: names the fault if another attempt may succeed; never a secret.
+        is_transient: returns the name of a fault if another attempt may succeed, else None.
     """
     started, pause = time.monotonic(), FIRST_PAUSE_S
     while True:
@@ -148,4 +148,4 @@ def retrying(
                 raise
         logger.warning("%s: %s; again in %.1f s", what, fault, wait)
         time.sleep(wait)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = min(2 * pause, MAX_PAUSE_S)

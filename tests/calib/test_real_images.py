@@ -105,9 +105,9 @@ def test_parts_come_in_the_order_that_was_asked_for(split, workers):
 
 
 def test_a_split_goes_to_workers_that_are_not_forked(split):
-    part = pickle.loads(pickle.dumps(split.part(np.array([3, 1]))))
+    part = pickle.loads(pickle.dumps(split.subset(np.array([3, 1]))))
     assert (part.images() == split.images([3, 1])).all()
-    assert (part.digest, part.name(1)) == (split.part(np.array([3, 1])).digest, split.name(1))
+    assert (part.digest, part.name(1)) == (split.subset(np.array([3, 1])).digest, split.name(1))
 
 
 # Prefect registers such a hook for the threads of its process.

@@ -169,7 +169,7 @@ def test_their_shard_is_sound(lacking):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"left_out": []}, "shard 0: holds 2 groups from 0 on, the plan says else"),
+        ({"left_out": []}, "shard 0: holds 2 groups from 0 on, the plan says otherwise"),
         ({"left_out": [{"group": 0, "reason": "flat"}]}, "holds 2 groups that are not those of"),
         ({"first": 1, "left_out": [{"group": 2, "reason": "flat"}]}, "holds 2 groups from 1 on"),
     ],

@@ -112,7 +112,7 @@ def test_counts_are_logged_once(root, records, monkeypatch):
 
 
 def test_words():
-    text = describe({"monotone": 1200, "flagged": 0}, left=3800, series=5000)
+    text = describe({"monotone": 1200, "flagged": 0}, remaining=3800, series=5000)
     assert text == "exclusion keeps 3,800 of 5,000 series; left out: monotone 1,200, flagged 0"
 
 

@@ -74,7 +74,7 @@ BOMB = zlib.compress(bytes(50 << 20))
         ),
         (webp(b"VP8L", b"\x2f" + (0x3FFF | 0x3FFF << 14).to_bytes(4, "little")), "16384 x 16384"),
         (webp(b"VP8 ", bytes(6) + b"\xff\x3f\xff\x3f"), "16383 x 16383"),
-        (webp(b"ANIM", bytes(6)), "its first part is b'ANIM'"),
+        (webp(b"ANIM", bytes(6)), "its first chunk is b'ANIM'"),
         (png(16, 16, chunk(b"zTXt", b"k\0\0" + BOMB)), "too large"),
         (png(16, 16, chunk(b"iTXt", b"k\0\1\0\0\0" + BOMB)), "too large"),
         (png(16, 16, chunk(b"iCCP", b"k\0\0" + BOMB)), "too large"),

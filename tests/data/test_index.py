@@ -144,7 +144,7 @@ def test_an_index_is_new_only_when_something_changed(store):
     assert write(store, rows(0), plan=PLAN_DIGEST) == "index/0.json"
     assert write(store, rows(0), plan=PLAN_DIGEST) == "index/0.json"
     assert write(store, rows(0, 2), plan=PLAN_DIGEST) == "index/1.json"
-    assert write(store, rows(0), plan=PLAN_DIGEST) == "index/2.json"  # since the newest says else
+    assert write(store, rows(0), plan=PLAN_DIGEST) == "index/2.json"  # because the newest differs
     store.delete("index/0.json")
     assert write(store, rows(1), plan=PLAN_DIGEST) == "index/3.json"  # 2 is another's
     for number in (9, 10):

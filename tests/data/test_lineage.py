@@ -1,13 +1,13 @@
 """Lineage: which shards a build made, and which shards, plan and models a run read."""
 
-from semix.data.lineage import in_words, made_now, read_shards, source
+from semix.data.lineage import describe_source, made_and_reused, read_shards, source
 from semix.data.pinned import PinnedRoot
 
 
 def test_what_a_build_made_and_what_it_found():
-    shards = made_now(before={0, 1, 4}, after=[0, 1, 2, 3, 4])
+    shards = made_and_reused(before={0, 1, 4}, after=[0, 1, 2, 3, 4])
     assert shards == {"made": "2-3", "reused": "0-1,4"}
-    assert made_now([], []) == {"made": "", "reused": ""}
+    assert made_and_reused([], []) == {"made": "", "reused": ""}
 
 
 def test_every_shard_of_an_index_is_listed_with_its_hash(root):
@@ -29,8 +29,8 @@ def test_a_source_in_words_names_plan_and_models(root):
             "baked_from": {"plan": "f" * 64, "labels": "0"},
         }
     )
-    text = in_words(source(baked))
+    text = describe_source(source(baked))
     assert text.startswith(f"plan {plan.digest[:12]}; generator sd ")
     assert text.endswith(f"; baked from {'f' * 12}")
     changed = baked.model_copy(update={"models": {"generator": {"model": "sd", "files": {}}}})
-    assert in_words(source(changed)) != text
+    assert describe_source(source(changed)) != text

@@ -155,12 +155,12 @@ def test_a_damaged_or_foreign_record_counts_as_missing(root, content, reason):
     records.refresh()
     assert (numbers(records), records.missing()) == ([0], [1, 2])
     assert records.find(1) is None
-    (rejected,) = records.folders()[0].refused.items()
+    (rejected,) = records.folders()[0].rejected.items()
     assert rejected[0] == 1 and rejected[1][1].startswith(reason)
     put_record(root, 1)  # repaired by another process in the meantime
     records.refresh()
     assert numbers(records) == [0, 1]
-    assert records.folders()[0].refused == {}
+    assert records.folders()[0].rejected == {}
 
 
 def test_a_discarded_record_never_counts_again_whatever_an_index_says(root):

@@ -271,5 +271,5 @@ def test_what_is_wrong_is_named_without_secrets(tmp_path, source, message):
 def test_an_override_that_is_none_is_refused():
     with pytest.raises(InputError, match=r"--set = rate: write it as section\.key=value"):
         load_settings(Outer, {}, ["rate"])
-    with pytest.raises(InputError, match="rate is a value and has no parts"):
+    with pytest.raises(InputError, match="rate is a value, not a section"):
         load_settings(Outer, {"rate": 1.0}, ["rate.x=1"])

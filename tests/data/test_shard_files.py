@@ -189,13 +189,13 @@ def check_epoch(mixed: MixedDataset, order: Iterable[int] = (), **options) -> No
 def note_fetches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that gets the names of the shards that are fetched from now on."""
     names: list[str] = []
-    fetch = ShardCache._fetched
+    fetch = ShardCache._fetch
 
     def noting(self, shard, store):
         names.append(shard.tar)
         return fetch(self, shard, store)
 
-    monkeypatch.setattr(ShardCache, "_fetched", noting)
+    monkeypatch.setattr(ShardCache, "_fetch", noting)
     return names
 
 

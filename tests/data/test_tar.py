@@ -179,9 +179,9 @@ def test_a_shard_is_read_as_its_record_says(tmp_path):
     name, left_out = record.tar, [LeftOut(group=4, reason="flat")]
     for changes, message in [
         ({"groups": 4}, f"{name}: 3 groups, its record says 4"),
-        ({"groups": 2}, f"{name}: holds group 5, its record says else"),
-        ({"first": 2}, f"{name}: holds group 3, its record says else"),
-        ({"groups": 2, "left_out": left_out}, f"{name}: holds group 4, its record says else"),
+        ({"groups": 2}, f"{name}: holds group 5, its record says otherwise"),
+        ({"first": 2}, f"{name}: holds group 3, its record says otherwise"),
+        ({"groups": 2, "left_out": left_out}, f"{name}: holds group 4, its record says otherwise"),
         ({"bytes": 600}, f"{name}: 10,240 bytes, its record says 600"),
     ]:
         with pytest.raises(ValueError, match=message):

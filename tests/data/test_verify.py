@@ -155,7 +155,7 @@ def test_a_flipped_bit_in_a_record_that_an_index_knows(root):
     rewrite(root, record_name(1), lambda content: content.replace(b'"groups": 2', b'"groups": 9'))
     assert problems_found(root) == []
     assert problems_found(Root(root.url), full=True) == [
-        "shard 1: holds 9 groups from 2 on, the plan says else"
+        "shard 1: holds 9 groups from 2 on, the plan says otherwise"
     ]
 
 
@@ -252,7 +252,7 @@ def test_pairs_other_than_those_that_shards_were_made_with(similar):
     assert quarantine(similar, [problem]) == 0
     message = r"/pairs\.json = .*: are not those that 3 shards, 0 on, were made with; restore the"
     with pytest.raises(InputError, match=message):
-        check_same_origin(similar, "pairs", Root(similar.url).made_from()["pairs"])
+        check_same_origin(similar, "pairs", Root(similar.url).input_digests()["pairs"])
 
 
 def test_pairs_are_looked_at_where_the_plan_draws_them(root):
@@ -395,16 +395,16 @@ def test_what_only_a_person_can_repair_is_passed_over(root):
 
 
 def test_prototypes_must_be_those_that_shards_were_made_with(root):
-    digest = root.made_from()["prototypes"]
+    digest = root.input_digests()["prototypes"]
     assert digest == hashlib.sha256(prototypes()).hexdigest()
     check_same_origin(root, "prototypes", digest)  # these records do not say
     changed_root = rewrite_record(root, 1, prototypes=digest)
     check_same_origin(changed_root, "prototypes", digest)
-    assert changed_root.made_with("prototypes") == {digest: 1, "": 2}
+    assert changed_root.shards_by_input("prototypes") == {digest: 1, "": 2}
     root.store.put("prototypes.safetensors", prototypes() + b" ")
     message = r"prototypes\.safetensors = .*are not those that 1 shards, 1 on, were made with"
     with pytest.raises(InputError, match=message):
-        check_same_origin(changed_root, "prototypes", Root(root.url).made_from()["prototypes"])
+        check_same_origin(changed_root, "prototypes", Root(root.url).input_digests()["prototypes"])
 
 
 def test_what_an_index_pins_may_have_been_made_again(root):

@@ -19,7 +19,7 @@ def store(request, tmp_path):
 def quick_pauses(monkeypatch):
     """Our own pauses between attempts, shortened: faults of tests heal at once."""
     monkeypatch.setattr("semix.data.store.services.FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr("semix.data.store.services.LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("semix.data.store.services.MAX_PAUSE_S", 0.1)
 
 
 @pytest.fixture(autouse=True)

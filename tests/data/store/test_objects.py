@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from semix.data.store import Store
-from semix.data.store.objects import FIRST_RANGE, LONGEST_RANGE, RangeFile
+from semix.data.store.objects import FIRST_RANGE, MAX_RANGE, RangeFile
 
 from tests.s3 import s3_client
 
@@ -35,7 +35,7 @@ def test_who_reads_on_gets_longer_ranges(file, ranges_read):
     assert file.read() == TWENTY_MB
     lengths = [length for _, length in ranges_read]
     assert lengths[:3] == [FIRST_RANGE, 2 * FIRST_RANGE, 4 * FIRST_RANGE]
-    assert max(lengths) == LONGEST_RANGE and sum(lengths) == len(TWENTY_MB)
+    assert max(lengths) == MAX_RANGE and sum(lengths) == len(TWENTY_MB)
 
 
 def test_who_jumps_gets_short_ranges(file, ranges_read):

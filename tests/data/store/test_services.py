@@ -188,7 +188,7 @@ def test_a_wrong_clock_is_named(store, faulty_s3):
 
 def test_a_server_that_overwrites_is_refused(store, faulty_s3):
     faulty_s3.fail(forgotten=1.0, methods=["PUT"])
-    with pytest.raises(InputError, match="overwrites what must not be overwritten"):
+    with pytest.raises(InputError, match="overwrites a file on a create-only write"):
         store.check_writable()
 
 

@@ -1,4 +1,4 @@
-"""Locations of stores, the URLs and names they accept, and the interface of a backend."""
+"""Locations of stores, checks of their URLs and names, and the interface of a backend."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from semix.data.errors import InputError
 PROTOCOLS = ("file", "s3", "gs", "memory")
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-# fsspec and its file systems give these a meaning: versions, queries, fragments, globs.
+# In fsspec these stand for versions, queries, fragments and globs.
 SPECIAL = re.compile(r"[?#*\\]")
 
 
@@ -22,7 +22,7 @@ class StoreLocation:
 
     Attributes:
         base: an absolute local path, or bucket/prefix without a slash at its end.
-        url: what is shown and stored; carries no secret.
+        url: the URL that is shown and stored; it has no secret.
     """
 
     protocol: str
@@ -49,10 +49,10 @@ class Backend(Protocol):
     url: str
     local: bool
     shared: bool
-    parallel: int  # how many requests it answers at a time
+    parallel: int  # number of requests that it answers at a time
 
     def get(self, name: str, max_bytes: int) -> bytes:
-        """Raises TooLarge for more than `most` bytes."""
+        """The content of a file. Raises TooLarge for more than `max_bytes` bytes."""
         ...
 
     def open(self, name: str) -> BinaryIO: ...
@@ -66,7 +66,7 @@ class Backend(Protocol):
         ...
 
     def names(self, folder: str) -> tuple[dict[str, None], Sequence[str]]:
-        """Like `scan`, but names alone, where that is cheaper."""
+        """As `scan`, but without sizes and times, which is cheaper for some backends."""
         ...
 
     def delete(self, name: str) -> None: ...
@@ -86,11 +86,11 @@ class Backend(Protocol):
         ...
 
     def sweep(self, *, before: float) -> int:
-        """Remove partials last changed before then, and all those of dead local processes."""
+        """Remove partials last changed before this time, and all of dead local processes."""
         ...
 
     def refusal(self, error: OSError) -> str:
-        """Why this location cannot be used, and what to do about it."""
+        """The remedy of an InputError: why the location cannot be used, and what to do."""
         ...
 
 
@@ -114,10 +114,10 @@ def parse_url(url: str) -> StoreLocation:
 
 
 def check_name(name: str) -> str:
-    """The name itself.
+    """Return the name.
 
     Raises:
-        ValueError: it could lead out of the store: absolute, `..`, empty parts, odd characters.
+        ValueError: it could lead out of the store: absolute, `..`, empty names, odd characters.
     """
     parts = name.split("/")
     if CONTROL.search(name) or SPECIAL.search(name) or {"", ".", ".."} & set(parts):
@@ -130,12 +130,12 @@ def check_folder(folder: str) -> str:
 
 
 def shown(url: str) -> str:
-    """A URL without what may be secret: user, password and query."""
-    head, mark, rest = url.partition("://")
-    if not mark:
+    """A URL without user, password and query, which may be secret."""
+    protocol, separator, location = url.partition("://")
+    if not separator:
         return CONTROL.sub("?", url)
-    rest = re.split(r"[?#]", rest)[0].rpartition("@")[2]
-    return CONTROL.sub("?", f"{head}://{rest}")
+    location = re.split(r"[?#]", location)[0].rpartition("@")[2]
+    return CONTROL.sub("?", f"{protocol}://{location}")
 
 
 def _check_characters(url: str) -> None:
@@ -161,7 +161,7 @@ def _remote(protocol: str, path: str, url: str) -> StoreLocation:
     if protocol != "memory" and not BUCKET.fullmatch(bucket):
         raise _error(url, f"write {protocol}://BUCKET/FOLDER")
     if {"", ".", ".."} & set(prefix):
-        raise _error(url, "no empty parts, . or .. in a URL")
+        raise _error(url, "no empty names, . or .. in a URL")
     return StoreLocation(protocol, path, f"{protocol}://{path}")
 
 
