@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 import torch
-from semix.calib.posthoc import fit_temperature
-from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.measure import Result
+from semix.calib.posthoc import fit_temperature
+from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
 
 SAMPLES, CLASSES = 50_000, 1_000
 GB = 1e9

@@ -5,6 +5,10 @@ from typing import Any
 
 import torch
 from scipy.stats import spearmanr
+from torch import Tensor
+
+from benchmarks.measure import Result
+from benchmarks.models import build_config, open_root
 from semix.data.store import Store
 from semix.pipeline.annotate import build_annotator
 from semix.pipeline.config import BuildConfig
@@ -12,10 +16,6 @@ from semix.pipeline.plan import BuildPlan, MixGroup
 from semix.pipeline.prototypes import measure
 from semix.pipeline.provenance import annotation_identity
 from semix.pipeline.shard import Models, mix_groups
-from torch import Tensor
-
-from benchmarks.measure import Result
-from benchmarks.models import build_config, open_root
 
 
 def run() -> Result:

@@ -4,10 +4,10 @@ import itertools
 import random
 
 import torch
-from semix.data.dataset import ClassIndex
 from torch import Tensor
 
 from benchmarks.measure import Result, interleaved, ratio, slope
+from semix.data.dataset import ClassIndex
 
 CLASSES = {10: 5.0, 100: 40.0, 200: 80.0}  # number of classes -> ratio to reach
 BATCH = 128

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import webdataset as wds
 from PIL import Image
-from semix.data.images import decode_image, encode_image
-from semix.pipeline.shard import encode_series
-from semix.pipeline.shard_writer import ShardWriter, Stopwatch
 from sklearn.datasets import load_sample_images
 
 from benchmarks.measure import Result, interleaved, ratio
+from semix.data.images import decode_image, encode_image
+from semix.pipeline.shard import encode_series
+from semix.pipeline.shard_writer import ShardWriter, Stopwatch
 from tests import handmade
 
 SERIES, ALPHAS, SIZE = 50, 8, 512

@@ -24,6 +24,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from torch import Tensor
+
+from benchmarks.criteria import feature_criterion, weight_criteria
+from benchmarks.measure import Result, write
+from benchmarks.models import build_config
 from semix.data.files import read_json
 from semix.data.fingerprint import hashed_seed
 from semix.data.settings import load_settings
@@ -39,11 +44,6 @@ from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.shard import Models, load_models, make_batch
 from semix.pipeline.shard_writer import Stopwatch
-from torch import Tensor
-
-from benchmarks.criteria import feature_criterion, weight_criteria
-from benchmarks.measure import Result, write
-from benchmarks.models import build_config
 
 EXACT, OTHER, OWN = "exact", "exact, other noises", "as set"
 FAST: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,6 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from semix.pipeline.standins.text import captions_of
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
@@ -23,6 +22,7 @@ from transformers import (
 )
 
 from benchmarks.random_models import NAMES, text_encoder, tokenizer_of
+from semix.pipeline.standins.text import captions_of
 
 LARGE_VAE = {
     "sample_size": 1024,

@@ -2,6 +2,10 @@
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.measure import Result, interleaved, ratio
 from semix.calib.batches import Batches
 from semix.calib.config import MaCCalConfig, TrainConfig
 from semix.calib.heads import (
@@ -15,10 +19,6 @@ from semix.calib.real_data import TrainingData, open_data
 from semix.calib.stage_two import HeadStage
 from semix.data.fingerprint import derived_seed
 from semix.data.settings import load_settings
-from torch import Tensor
-from torch.nn import functional
-
-from benchmarks.measure import Result, interleaved, ratio
 
 EPOCHS, SEED = 20, 0
 

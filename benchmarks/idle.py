@@ -31,10 +31,9 @@ def idle_root(shards: int) -> Root:
 
 def planned_root(*overrides: str) -> Root:
     """A root of the quickstart's config, without shards; its prototypes are measured."""
+    from benchmarks.models import build_config  # heavy, and not needed by processes that only watch
     from semix.pipeline.prototypes import ensure_prototypes
     from semix.pipeline.root import create_root
-
-    from benchmarks.models import build_config  # heavy, and not needed by processes that only watch
 
     root = create_root(build_config(*overrides), tempfile.mkdtemp(prefix="semix-bench-"))
     ensure_prototypes(root, device="cpu")

@@ -9,12 +9,11 @@ import os
 import sys
 from typing import Any
 
+from benchmarks.idle import SLEEP_VARIABLE
+from benchmarks.pictures import blending_models
 from semix.data.root import Root
 from semix.pipeline import shard, worker
 from semix.pipeline.plan import BuildPlan
-
-from benchmarks.idle import SLEEP_VARIABLE
-from benchmarks.pictures import blending_models
 
 SIZE = 8  # side of an image, pixels
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from semix.data.root import Root
 
 from benchmarks.idle import idle_root, idle_workers, own_prefect
 from benchmarks.measure import Result
+from semix.data.root import Root
 
 SHARDS, SLOTS = 10_000, 2
 LOOK_EVERY_S = 1.0

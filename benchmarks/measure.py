@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from semix.pipeline.provenance import library_versions
 
 RESULTS = Path(__file__).parent / "results"

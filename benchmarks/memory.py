@@ -21,10 +21,9 @@ def run() -> Result:
 
 def make_shards() -> tuple[float, float, float]:
     """Resident megabytes after the first shard and after the last, and the peak."""
+    from benchmarks.models import build_config, open_root
     from semix.pipeline.shard import generate_shard
     from semix.pipeline.shard_job import finish
-
-    from benchmarks.models import build_config, open_root
 
     config = build_config("generator.steps=1", "mixing.groups_per_pair=18", "mixing.alphas=4")
     root, plan, models = open_root(config)

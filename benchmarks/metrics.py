@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from semix.calib.metrics import reliability_bins
-from semix.calib.metrics.measures import calibration_metrics, classwise_error, expected_error
-from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from benchmarks.measure import Result, interleaved, ratio
+from semix.calib.metrics import reliability_bins
+from semix.calib.metrics.measures import calibration_metrics, classwise_error, expected_error
+from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 
 SAMPLES, CLASSES = (10_000, 100_000), (10, 100, 1000)
 BINS = 15

@@ -105,7 +105,6 @@ def lookups() -> dict[str, float]:
 def _open_simulated(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
     """A simulated root and its store; the index is read from a file, so its bytes count."""
     import semix.flows.build_steps  # noqa: F401 - not measured
-
     from tests.simulated import SimulatedShards, simulated
 
     class Shards(SimulatedShards):

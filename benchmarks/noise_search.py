@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from scipy.stats import spearmanr
+
+from benchmarks.measure import Result, line
+from benchmarks.models import build_config
 from semix.data.real import class_names
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.generators import load_generator
@@ -15,9 +18,6 @@ from semix.pipeline.noise import select_noise
 from semix.pipeline.noise.cost import Rung, rungs
 from semix.pipeline.noise.search import NoiseSelection, Scorer
 from semix.pipeline.noise.source import scoring_conditions
-
-from benchmarks.measure import Result, line
-from benchmarks.models import build_config
 
 POOL, CHOICES_PER_CALL = 32, 8  # candidates per pair; choices that are scored together
 COUNTS = (4, 8, 16, 32)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import psutil
-from semix.data.root import Root
 
 from benchmarks.idle import call_in_new_process, copy_plan, idle_root, idle_workers
 from benchmarks.measure import Result
+from semix.data.root import Root
 
 SLOTS = 2
 # Number of turns of each side, per seconds that a shard sleeps and per number of shards.

@@ -10,6 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+
+from benchmarks.measure import Result, interleaved, ratio
+from benchmarks.models import build_config, open_root, standins
+from benchmarks.tiny import save_tiny_pipeline
 from semix.data.images import encode_image
 from semix.data.leases import claim, release
 from semix.data.root import Root
@@ -20,10 +24,6 @@ from semix.pipeline.shard_job import BuildJob, Making, finish
 from semix.pipeline.shard_writer import ShardWriter, Stopwatch
 from semix.pipeline.standins import StandIns
 from semix.pipeline.worker import Worker
-
-from benchmarks.measure import Result, interleaved, ratio
-from benchmarks.models import build_config, open_root, standins
-from benchmarks.tiny import save_tiny_pipeline
 from tests import handmade
 
 BATCHES = 6

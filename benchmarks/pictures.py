@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
 from semix.data.formats import PROTOTYPES
 from semix.data.root import Root
 from semix.pipeline.annotate import FEATURES, build_annotator
@@ -16,8 +19,6 @@ from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import Models, generate_shard
 from semix.pipeline.shard_job import finish
-from sklearn.datasets import load_digits
-from torch import Tensor
 
 
 class Blends:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import webdataset as wds
+
+from benchmarks.measure import Result, Sides, interleaved, ratio
 from semix.data.formats import shard_stem, spec_digest
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.store import Store
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
-
-from benchmarks.measure import Result, Sides, interleaved, ratio
 from tests import handmade
 
 CLASSES, PAIRS = 100, 4950

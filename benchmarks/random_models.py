@@ -18,8 +18,9 @@ from diffusers import (
     UNet2DConditionModel,
 )
 from safetensors.torch import save_model
-from semix.pipeline.standins.text import build_tokenizer, captions_of
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+from semix.pipeline.standins.text import build_tokenizer, captions_of
 
 NAMES = ("cat", "dog", "fox", "owl")
 # "tiny" has all networks in small, to try the benchmarks where there is no GPU.

@@ -13,12 +13,6 @@ import numpy as np
 import torch
 import webdataset as wds
 from PIL import Image
-from semix.data.dataset import MixedDataset
-from semix.data.images import encode_image
-from semix.data.root import Root
-from semix.data.store import Store
-from semix.data.stream import mixed_pipeline
-from semix.data.tar import GroupSample
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
@@ -27,6 +21,12 @@ from torchvision.transforms import PILToTensor
 
 from benchmarks.encoding import crops
 from benchmarks.measure import Result, interleaved, ratio
+from semix.data.dataset import MixedDataset
+from semix.data.images import encode_image
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.data.stream import mixed_pipeline
+from semix.data.tar import GroupSample
 from tests import handmade
 
 ALPHAS, BATCH, EPOCHS = 8, 128, 2

@@ -9,9 +9,6 @@ from pathlib import Path
 import psutil
 import torch
 from PIL import Image
-from semix.calib.real_images import StreamedImages
-from semix.data.machine import cores
-from semix.data.real import RealDataConfig, load_real
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -19,6 +16,9 @@ from torchvision.transforms.v2 import CenterCrop, Compose, InterpolationMode, PI
 
 from benchmarks.encoding import crops
 from benchmarks.measure import Result, interleaved, ratio
+from semix.calib.real_images import StreamedImages
+from semix.data.machine import cores
+from semix.data.real import RealDataConfig, load_real
 
 BATCH, REPEATS, PICTURES = 128, 3, 100
 FILES = {32: (32, 12_000), 224: (288, 1_500)}  # side of training images -> side and number of files

@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
+
+from benchmarks.measure import Result, interleaved, slope
+from benchmarks.models import STANDINS, standins
+from benchmarks.pictures import fill
 from semix.data.images import decode_image
 from semix.data.label_sets import LabelSet
 from semix.data.real import load_real
@@ -30,11 +35,6 @@ from semix.pipeline.relabel import (
 from semix.pipeline.root import create_root
 from semix.pipeline.shard_job import finish
 from semix.pipeline.standins import Recipe, TrainingStage, train_standins
-from torch import Tensor
-
-from benchmarks.measure import Result, interleaved, slope
-from benchmarks.models import STANDINS, standins
-from benchmarks.pictures import fill
 
 ALPHAS, SIZE = 8, 32
 IMAGES = (1000, 2000, 4000)

@@ -3,12 +3,12 @@
 from collections import Counter
 from typing import Any
 
-from semix.pipeline.shard import class_embeddings, make_batch
-from semix.pipeline.shard_writer import Stopwatch
 from torch import nn
 
 from benchmarks.measure import Result
 from benchmarks.models import build_config, open_root
+from semix.pipeline.shard import class_embeddings, make_batch
+from semix.pipeline.shard_writer import Stopwatch
 
 GROUPS, ALPHAS, STEPS, CLASSES = 8, 8, 10, 10
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline
+from torch import Tensor
+
+from benchmarks.flow_pipelines import save_flow
+from benchmarks.measure import Result, interleaved, ratio
+from benchmarks.models import build_config, open_root, standins
 from semix.data.real import RealDataConfig, class_names
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import BuildConfig, GeneratorConfig
 from semix.pipeline.generators.flow_models import packed
 from semix.pipeline.noise import initial_noise
 from semix.pipeline.shard import conditions, mix_groups
-from torch import Tensor
-
-from benchmarks.flow_pipelines import save_flow
-from benchmarks.measure import Result, interleaved, ratio
-from benchmarks.models import build_config, open_root, standins
 
 GROUPS = 8
 FLOW = {"SD3": "sd3", "FLUX": "flux"}

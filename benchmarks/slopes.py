@@ -3,14 +3,14 @@
 import time
 
 import torch
+
+from benchmarks.measure import Result, interleaved, line, slope
+from benchmarks.models import build_config, open_root
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.shard import make_batch
 from semix.pipeline.shard_writer import Stopwatch
-
-from benchmarks.measure import Result, interleaved, line, slope
-from benchmarks.models import build_config, open_root
 
 
 def run() -> Result:

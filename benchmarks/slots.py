@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from semix.data.root import Root
-from semix.pipeline.config import BuildConfig
-
 from benchmarks.idle import call_in_new_process, copy_plan, planned_root
 from benchmarks.measure import Result, ratio
+from semix.data.root import Root
+from semix.pipeline.config import BuildConfig
 
 SHARDS, TURNS = 60, 3
 SERIES, PAIRS = 6, 45  # series per shard, in one batch; pairs of digits
@@ -43,9 +42,8 @@ def measure_builds() -> tuple[dict[int, list[dict[str, float]]], list[float]]:
 
     The first command also creates Prefect's database.
     """
-    from semix.flows.run_server import prefect_server
-
     from benchmarks.models import build_config
+    from semix.flows.run_server import prefect_server
 
     plan = planned_root(*SETTINGS)
     walls: dict[int, list[dict[str, float]]] = {1: [], 2: []}

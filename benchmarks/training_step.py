@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch.nn import functional
+
+from benchmarks.measure import Result, Sides, interleaved, ratio
 from semix.calib.batches import TrainingBatch
 from semix.calib.config import TrainConfig
 from semix.calib.real_data import open_data
@@ -18,9 +21,6 @@ from semix.data.real import load_real
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
 from semix.data.tar import GroupSample
-from torch.nn import functional
-
-from benchmarks.measure import Result, Sides, interleaved, ratio
 from tests import handmade
 
 SIZE, BATCH, STEPS, REPEATS = 32, 32, 8, 9

@@ -8,6 +8,9 @@ from itertools import repeat
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional
+
 from semix.calib.config import (
     MIN_IMAGES_PER_PROCESS,
     AugmentConfig,
@@ -19,8 +22,6 @@ from semix.calib.real_images import ImageSource, InMemoryImages
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.threads import one_ahead
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+
 from semix.calib.results import EvalSplit, MethodResult, load_methods
 from semix.data.errors import InputError
 from semix.data.installation import install_command

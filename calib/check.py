@@ -70,6 +70,7 @@ def check_parts(config: TrainConfig) -> None:
         InputError: a value that a loss, method, model or head refuses, or two that do not fit.
     """
     import torch
+
     from semix.calib.heads import build_head
     from semix.calib.methods import build_method
     from semix.calib.models import build_model

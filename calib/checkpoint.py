@@ -13,6 +13,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
 from semix.data.errors import InputError
 from semix.data.files import (
     MAX_TENSORS,
@@ -23,7 +25,6 @@ from semix.data.files import (
     sync_folder,
     write_atomically,
 )
-from torch import Tensor, nn
 
 PARTIAL = ".partial"
 COMPLETE = re.compile(r"\d{6,}(-\d{8,})?")

@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
 from semix.calib.parameters import check_known, choose
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion

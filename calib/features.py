@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor, nn
+
 from semix.calib.batches import TrainingBatch, apply_changes, draw_changes, head_batches
 from semix.calib.config import AugmentConfig, TrainConfig
 from semix.calib.epoch_lines import EpochLines
@@ -16,7 +18,6 @@ from semix.calib.real_images import ranges
 from semix.calib.stopping import ShouldStop, Stopped, never
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed
-from torch import Tensor, nn
 
 MEMORY_LIMIT = 16 * 2**30  # bytes
 

@@ -14,6 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+
 from semix.calib.metrics import ReliabilityBins, reliability_bins
 from semix.calib.results import ACCURACY, ECE, MethodResult, Summary
 from semix.data.pages import DARK, LIGHT, Theme

@@ -5,11 +5,12 @@ from itertools import pairwise
 from typing import Any, Literal, TypedDict
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from semix.calib.config import HeadConfig, MaCCalConfig
 from semix.calib.parameters import in_range, one_of
 from semix.data.errors import InputError
-from torch import Tensor, nn
-from torch.nn import functional
 
 MASK_MODES = ("reset", "preserve")
 INFERENCE = ("last", "expected", "dense")

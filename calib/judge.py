@@ -4,13 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from semix.calib.network import load_classifier, predict
 from semix.calib.run_folder import EVALUATION, read_data, stored_settings
 from semix.data.device import resolve_device
 from semix.data.errors import InputError
 from semix.data.files import read_json
 from semix.data.images import scaled
-from torch import Tensor
 
 
 class Judge:

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from torch import Tensor, nn
+
 from semix.calib.batches import MicroBatch, TrainingBatch, micro_batches
 from semix.calib.checkpoint import Checkpoint, MidEpochState, State, StateDict, save_checkpoint
 from semix.calib.config import OptimiserConfig, TrainConfig
@@ -28,7 +30,6 @@ from semix.calib.trackers import Tracking
 from semix.data.errors import InputError
 from semix.data.files import MAX_JSON, add_path_to_disk_errors, read_bytes, write_atomically
 from semix.data.machine import keep_compiled_to_ourselves
-from torch import Tensor, nn
 
 CHECKPOINT = "checkpoint"
 

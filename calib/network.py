@@ -10,6 +10,10 @@ from typing import Literal
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
 from semix.calib.batches import Normalise
 from semix.calib.checkpoint import load_exactly
 from semix.calib.config import PartConfig, TrainConfig
@@ -30,9 +34,6 @@ from semix.calib.run_folder import (
 )
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 CHUNK = 500  # images in one forward pass
 

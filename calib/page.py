@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from semix.calib.figures import MIN_COUNT, Picture, pooled_bins, reliability_picture, weight_figure
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (

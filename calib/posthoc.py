@@ -7,11 +7,12 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from semix.calib.metrics.measures import expected_error
 from semix.calib.metrics.one_pass import equal_width, validated_float64
 from semix.calib.parameters import one_of
-from torch import Tensor
-from torch.nn import functional
 
 __all__ = ["Isotonic", "VectorScaling", "fit_isotonic", "fit_temperature", "fit_vector"]
 

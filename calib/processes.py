@@ -10,10 +10,11 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from torch import distributed, nn
+
 from semix.calib.stopping import ShouldStop
 from semix.data.errors import InputError
 from semix.data.printable import OncePerRun
-from torch import distributed, nn
 
 T = TypeVar("T")
 VOTE_INTERVAL_S = 1.0  # longest wait of a request to stop, plus a step; a vote costs far less

@@ -10,6 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
+
 from semix.calib.config import MixedConfig, TrainConfig
 from semix.calib.processes import broadcast_from_main
 from semix.calib.real_images import (
@@ -26,7 +28,6 @@ from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest, fingerprint
 from semix.data.real import load_real
 from semix.data.splits import SPLITS, ImageSplit, RealDataset, shared_images
-from torch import Tensor
 
 GIB = 2**30
 TrainingSplit = Literal["train", "validation"]

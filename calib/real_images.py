@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
 from semix.calib.processes import wait_for_all
 from semix.data.errors import InputError
 from semix.data.machine import cores, machine
 from semix.data.splits import ImageSplit
 from semix.data.threads import mapped
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 DECODE_CHUNK = 512  # images that are decoded together when a whole split is
 MIN_IMAGES_FOR_WORKERS = 2048  # fewer are read before a worker has started

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pydantic import TypeAdapter
+
 from semix.calib.config import TrainConfig
 from semix.calib.replicates import Comparison, Unit, centred
 from semix.calib.run_folder import (

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NotRequired, get_args
 
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
+
 from semix.calib.config import OUTSIDE_IDENTITY, SMALL_STEM, Outside, TrainConfig
 from semix.calib.stopping import Interrupted, ShouldStop, never
 from semix.data.errors import InputError
@@ -15,7 +17,6 @@ from semix.data.fingerprint import fingerprint
 from semix.data.printable import print_line
 from semix.data.settings import flat, in_words, load_settings, whole_section
 from semix.data.store import Store
-from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 CONFIG = "config.json"
 DATA = "data.json"

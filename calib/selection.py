@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping
 from typing import TypedDict, get_args
 
+from torch import Tensor, nn
+
 from semix.calib.config import Criterion, EarlyStopConfig
 from semix.calib.metrics import calibration_metrics
 from semix.calib.network import Outputs
-from torch import Tensor, nn
 
 CRITERIA: tuple[str, ...] = get_args(Criterion)
 HIGHER_IS_BETTER = ("accuracy",)

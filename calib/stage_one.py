@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
+
 from semix.calib.batches import TrainingBatch, base_batches
 from semix.calib.checkpoint import Checkpoint, MidEpochState, StateDict, save_tensors
 from semix.calib.config import TrainConfig, check_accumulation
@@ -29,7 +31,6 @@ from semix.calib.real_data import TrainingData
 from semix.calib.selection import EpochSelection, validation_measures
 from semix.calib.stopping import ShouldStop, Stopped, never
 from semix.data.fingerprint import derived_seed
-from torch import Tensor
 
 
 class BaseStage:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
 from semix.calib.checkpoint import (
     Checkpoint,
     MidEpochState,
@@ -49,8 +52,6 @@ from semix.calib.selection import EpochSelection, validation_measures
 from semix.calib.stopping import ShouldStop, Stopped, never
 from semix.data.files import write_json
 from semix.data.fingerprint import derived_seed
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 
 class Objective(nn.Module):

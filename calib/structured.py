@@ -5,10 +5,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from semix.calib.metrics.one_pass import validated_float64
-from semix.calib.posthoc import minimise, nll_temperature, require_same_classes
 from torch import Tensor
 from torch.nn import functional
+
+from semix.calib.metrics.one_pass import validated_float64
+from semix.calib.posthoc import minimise, nll_temperature, require_same_classes
 
 __all__ = ["Ensemble", "Structured", "fit_ensemble", "fit_sms", "fit_svs"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
+
 from semix.calib.check import check_launch, check_parts, check_settings
 from semix.calib.config import Criterion, Seeds, TrainConfig
 from semix.data.errors import NOT_SHOWN, InputError

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
+
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     ACCURACY,

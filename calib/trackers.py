@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
+
 from semix.data.files import read_json, write_json
 from semix.data.printable import print_line
 from semix.data.settings import flat

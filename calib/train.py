@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
+
 from semix.calib.check import check, check_shares, require_trackers
 from semix.calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from semix.calib.config import TrainConfig

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
 from semix.data.errors import InputError
 from semix.data.images import decode_image
 from semix.data.pages import LIGHT

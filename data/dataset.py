@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
 from semix.data.fingerprint import fingerprint
@@ -20,8 +23,6 @@ from semix.data.series_filter import SeriesFilter
 from semix.data.shard_files import CACHE_LIMIT, ShardCache, ShardContents, ShardFiles
 from semix.data.stored_images import StoredImages, images_at, open_images
 from semix.data.threads import mapped
-from torch import Tensor
-from torch.utils.data import Dataset
 
 MEMORY_LIMIT = 8 * 2**30  # bytes of decoded images
 MAX_THREADS = 16

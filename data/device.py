@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
 from semix.data.errors import InputError
 from semix.data.printable import print_line
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from pydantic import Field
+
 from semix.data.formats import AUDITS, SeriesFlags
 from semix.data.root import Root
 from semix.data.settings import Settings

@@ -24,11 +24,12 @@ from pydantic import (
     model_validator,
     with_config,
 )
+from typing_extensions import TypedDict
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import canonical_json, fingerprint
 from semix.data.model_identity import CHECKED, ModelIdentities
 from semix.data.strict_json import Strict, read_strictly
-from typing_extensions import TypedDict
 
 PLAN, PAIRS, PROTOTYPES = "plan.json", "pairs.json", "prototypes.safetensors"
 SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest, fingerprint
 from semix.data.images import PICTURES, load_square

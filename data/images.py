@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+
 from semix.data.files import open_regular
 
 MAX_PIXELS = 4096 * 4096  # models here generate at most a quarter of this side

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field, RootModel
+
 from semix.data.formats import (
     INDICES,
     MIB,

@@ -224,6 +224,7 @@ def _reopen(url: str, index: str, labels: str | None, scale: float | None) -> Pi
 
 def _sharpened(record: SeriesRecord, scale: float) -> list[list[tuple[int, float]]]:
     import torch  # late, because it costs seconds
+
     from semix.data.labels import sharpen
 
     first, second = record.classes

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
 from semix.data.errors import InputError
 from semix.data.imagefolder import find_classes, load_imagefolder
 from semix.data.splits import ImageSplit, RealDataConfig, RealDataset, stratified_split

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+
 from semix.data.errors import TooLarge
 from semix.data.formats import (
     DISCARDED,

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
+
 from semix.data.errors import InputError, TooLarge
 from semix.data.files import NoRegularFile
 from semix.data.formats import (

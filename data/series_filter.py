@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion, flagged_groups, newest_flags
 from semix.data.formats import SeriesRecord, ShardEntry
 from semix.data.pinned import PinnedRoot
 from semix.data.quality import falls, read_end_points, spearman
-from torch import Tensor
 
 log = logging.getLogger("semix.data")
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 from pydantic_core import ErrorDetails
+
 from semix.data.errors import NOT_SHOWN, InputError, choices
 from semix.data.files import read_bytes
 from semix.data.store import Store

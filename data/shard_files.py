@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from semix.data.errors import InputError, TooLarge
 from semix.data.files import read_bytes, write_atomically
 from semix.data.formats import SeriesRecord, ShardEntry

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field, field_validator
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import fingerprint
 from semix.data.settings import Settings

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
 from semix.data.errors import InputError
 from semix.data.images import decode_image, scaled
 from semix.data.shard_files import ShardFiles
 from semix.data.threads import mapped
-from torch import Tensor
-from torch.utils.data import get_worker_info
 
 Index = int | Tensor
 IMAGES_PER_TASK = 256  # images that a thread decodes per task

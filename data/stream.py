@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import webdataset as wds
+from torch import Tensor
+from webdataset.compat import FluidInterface
+from webdataset.utils import pytorch_worker_info
+
 from semix.data.exclusion import Exclusion
 from semix.data.fingerprint import derived_seed
 from semix.data.formats import SeriesRecord, ShardEntry
@@ -16,9 +20,6 @@ from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter
 from semix.data.tar import group_key
-from torch import Tensor
-from webdataset.compat import FluidInterface
-from webdataset.utils import pytorch_worker_info
 
 Sample = dict[str, Any]
 

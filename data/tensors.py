@@ -9,6 +9,7 @@ from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
+
 from semix.data.fingerprint import canonical_json
 from semix.data.strict_json import Strict, read_strictly
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+
 from semix.data.errors import InputError, TooLarge
 from semix.data.formats import (
     DISCARDED,

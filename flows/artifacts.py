@@ -22,6 +22,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
 from semix.calib.config import TrainConfig
 from semix.calib.results import MethodResult
 from semix.calib.run_folder import HISTORY, seed_evaluation, seed_folder

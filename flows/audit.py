@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from semix.calib.judge import Judge
 from semix.data.exclusion import store_flags
 from semix.data.files import write_atomically

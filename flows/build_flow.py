@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from prefect import flow, task
+
 from semix.data.lineage import made_and_reused, source
 from semix.data.ranges import format_ranges, parse_ranges
 from semix.data.root import Root, RootProgress

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+
 from semix.data.errors import InputError
 from semix.data.files import DISK_FULL
 from semix.data.installation import DISTRIBUTION

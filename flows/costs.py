@@ -90,6 +90,7 @@ def memory(plan: "BuildPlan", device: str) -> dict[str, Any]:
         InputError: the weights alone do not fit into the GPU.
     """
     import torch
+
     from semix.pipeline.memory import memory_needed
 
     needed = memory_needed(plan.config)

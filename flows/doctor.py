@@ -15,6 +15,7 @@ import psutil
 import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
+
 from semix.calib.check import check as check_config
 from semix.calib.check import check_launch
 from semix.calib.config import TrainConfig

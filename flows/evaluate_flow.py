@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, task
+
 from semix.calib.results import methods_of
 from semix.calib.run_folder import Evaluation
 from semix.flows import parameters as p

@@ -26,6 +26,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Cancelled, Crashed
 from prefect.utilities.urls import url_for
+
 from semix.data.installation import DISTRIBUTION
 from semix.flows.artifacts import best_effort_display
 from semix.flows.failures import RunCancelled

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from typer.models import ArgumentInfo, OptionInfo
+
 from semix.data.ranges import parse_ranges
 from semix.flows.launcher import MAX_RESTARTS
 from semix.flows.slots import MAX_SLOTS
-from typer.models import ArgumentInfo, OptionInfo
 
 MORE_PANEL = "More options"  # the `--help` panel of options that most runs do not need
 RANGES = r"\d+(-\d+)?(,\d+(-\d+)?)*"

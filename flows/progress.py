@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
+
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.lineage import describe_source, source

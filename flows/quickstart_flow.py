@@ -8,6 +8,7 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.task_runners import ThreadPoolTaskRunner
+
 from semix.calib.results import load_methods
 from semix.calib.run_folder import claim_run, is_measured
 from semix.calib.study import Cell

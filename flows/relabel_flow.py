@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import flow, task
+
 from semix.data.label_sets import LabelSet
 from semix.data.root import Root
 from semix.flows import parameters as p

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from pydantic import ConfigDict
+
 from semix.data.files import write_atomically
 from semix.data.imagefolder import check_outside_images
 from semix.data.real import load_real

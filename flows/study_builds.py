@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 import yaml
+
 from semix.calib.study import Cell, StudyConfig, error_prefix, merged
 from semix.calib.study_mixed import MIXED_FIGURES
 from semix.calib.tables import csv_text
@@ -153,6 +154,7 @@ def quality_metrics(root: Root) -> dict[str, float | int | None]:
         class; and the Spearman correlation of alpha and weight, averaged over series.
     """
     import torch
+
     from semix.data.pinned import PinnedRoot
     from semix.data.quality import (  # imports torch, which a failed check need not wait for
         diversity,

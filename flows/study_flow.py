@@ -13,6 +13,7 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.task_runners import ThreadPoolTaskRunner
+
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import CONFIG, is_measured
 from semix.calib.study import Cell, StudyConfig

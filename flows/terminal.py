@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+
 from semix.data.printable import OncePerRun, printable, printable_line
 
 ONCE_PER_RUN = ("semix.calib", "semix.data")  # their warnings are about settings, not events

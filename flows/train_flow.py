@@ -11,6 +11,7 @@ from typing import Any
 from prefect import flow, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
+
 from semix.calib.config import TrainConfig
 from semix.calib.results import load_methods
 from semix.calib.run_folder import EVALUATION

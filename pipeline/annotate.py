@@ -7,6 +7,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
 from semix.data.device import resolve_device
 from semix.data.formats import EncoderAgreement, Labels
 from semix.data.labels import sharpen
@@ -22,8 +25,6 @@ from semix.pipeline.prototype_statistics import (
     scale_of,
     unit,
 )
-from torch import Tensor
-from torch.nn.functional import normalize
 
 if TYPE_CHECKING:  # open_clip costs seconds
     from semix.pipeline.clip import ClipEncoder

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from safetensors import SafetensorError
+from torch import Tensor, nn
+
 from semix.data.device import float32_precision, resolve_dtype
 from semix.data.errors import InputError
 from semix.pipeline.checks import (
@@ -24,7 +26,6 @@ from semix.pipeline.checks import (
 )
 from semix.pipeline.config import EncoderConfig
 from semix.pipeline.model_paths import CLIP_SETTINGS, reason_in_words, require_local_copy
-from torch import Tensor, nn
 
 log = logging.getLogger("semix.build")
 

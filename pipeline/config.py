@@ -4,6 +4,7 @@ import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
+
 from semix.data.formats import MAX_SERIES, ImageFormat
 from semix.data.settings import Settings
 from semix.data.splits import RealDataConfig

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from semix.data.fingerprint import canonical_json
 from semix.data.images import ENCODINGS
 from semix.pipeline.clip import image_tower
@@ -15,7 +17,6 @@ from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.model_paths import NotLocal
 from semix.pipeline.noise.cost import noise_cost
 from semix.pipeline.plan import BuildPlan, ShardSpec
-from torch.utils.flop_counter import FlopCounterMode
 
 TERA = 1e12
 BLOCK = 512  # of a tar: one header per member, contents rounded up

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from semix.pipeline.clip import image_tower
-from semix.pipeline.config import FLOW_FAMILIES, BuildConfig
-from semix.pipeline.generators import load_generator
-from semix.pipeline.generators.loading import META, load_pipeline, module_bytes, network_bytes
-from semix.pipeline.generators.prompt_encoder import IMAGES
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from semix.pipeline.clip import image_tower
+from semix.pipeline.config import FLOW_FAMILIES, BuildConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.loading import META, load_pipeline, module_bytes, network_bytes
+from semix.pipeline.generators.prompt_encoder import IMAGES
 
 TEXTS = "text_encoder"  # prefix of the names of text encoders
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from semix.data.device import resolve_device
 from semix.data.errors import InputError
 from semix.data.files import read_bytes, write_atomically
@@ -34,7 +36,6 @@ from semix.pipeline.prototype_statistics import (
     measure_features,
 )
 from semix.pipeline.provenance import AnnotationIdentity, EncoderIdentity, encoder_content
-from torch import Tensor
 
 BATCH = 256  # images encoded at once
 CHUNK = 16 * BATCH  # images per file of features; a kill loses at most this many

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
 from semix.data.errors import InputError
 from semix.data.tensors import Metadata, open_sealed, seal
 from semix.pipeline.config import AnnotationConfig, hard_labels, implied_label
 from semix.pipeline.provenance import EncoderIdentity
-from torch import Tensor
-from torch.nn.functional import normalize
 
 FEATURES, SECOND = "features", "second"  # names of the features of each encoder in files
 COINCIDE = 1e-8  # squared distance below which two prototypes define no line

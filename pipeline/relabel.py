@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+
 from semix.data.errors import InputError, TooLarge
 from semix.data.fingerprint import fingerprint
 from semix.data.formats import (
@@ -49,8 +50,9 @@ from semix.pipeline.root import plan_of
 from semix.pipeline.shard_job import HeartbeatCallback, Making, failure_of, finish
 
 if TYPE_CHECKING:  # torch costs seconds
-    from semix.pipeline.annotate import Annotator
     from torch import Tensor
+
+    from semix.pipeline.annotate import Annotator
 
 # Settings that belong to one rule or model: if that changes, they fall back to their defaults.
 BELONGS_TO = {"rule": ("scale", "temperature"), "model": ("pretrained", "revision")}

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save
+from torch import Tensor
+
 from semix.data.device import resolve_device
 from semix.data.errors import InputError
 from semix.data.formats import (
@@ -36,7 +38,6 @@ from semix.pipeline.prototypes import is_prepared
 from semix.pipeline.provenance import library_versions
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard_writer import ShardWriter, Stopwatch, encoding_threads, publish_shard
-from torch import Tensor
 
 MAX_LISTED = 5  # series left out that an error message lists
 

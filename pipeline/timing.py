@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+
 from semix.data.device import resolve_device, resolve_dtype
 from semix.pipeline.annotate import Annotator, Encoders
 from semix.pipeline.estimate import TERA, computed_groups, cost_or_reason

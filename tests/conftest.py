@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+
 from semix.data.real import RealDataConfig, RealDataset, load_real
 from semix.data.root import Root
 from semix.data.settings import load_settings
@@ -53,6 +54,7 @@ def prefect_api() -> Iterator[str]:
     Its key is in our settings, and in the environment of the commands that tests run.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING
+
     from semix.flows.run_server import prefect_server
 
     with prefect_server() as url, pytest.MonkeyPatch.context() as environment:

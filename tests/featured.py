@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
+
 from semix.data.formats import (
     PROTOTYPES,
     File,
@@ -18,7 +19,6 @@ from semix.data.label_sets import create_set
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.data.tar import GroupSample, read_shard
-
 from tests import handmade
 from tests.data import whole_roots
 

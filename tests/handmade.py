@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
+
 from semix.data.formats import (
     FLAGS,
     CommitRecord,

@@ -11,7 +11,6 @@ import semix.data.store
 from semix.data.formats import shard_stem, spec_digest
 from semix.data.root import Root
 from semix.data.store import FileInfo
-
 from tests.handmade import PLAN_DIGEST, make_plan
 from tests.tally import Tally
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+
 from semix.calib.study import StudyConfig
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
@@ -27,7 +28,6 @@ from semix.data.settings import Settings, load_settings, read_config_file
 from semix.data.shard_files import ShardCache
 from semix.data.store import Store
 from semix.data.verify import damage, quarantine
-
 from tests.data.test_images import PICTURE, chunk, encode, png, webp
 from tests.data.whole_roots import commit_record, whole_root
 

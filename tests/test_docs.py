@@ -12,6 +12,8 @@ from typing import Any, get_args
 import pandas
 import pytest
 import yaml
+from typer.main import get_command
+
 from semix.calib.config import LOSSES, METHODS, MIXED_LOSSES, MODELS, MaCCalConfig, TSTConfig
 from semix.calib.losses import REAL_LOSSES, build_loss
 from semix.calib.methods import METHODS as METHOD_CLASSES
@@ -25,7 +27,6 @@ from semix.flows.cli import app
 from semix.flows.configs import reference
 from semix.pipeline.annotate import RULES
 from semix.pipeline.config import Family
-from typer.main import get_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from semix.calib.checkpoint import Checkpoint, load_tensors, read_metadata, save_checkpoint
 from semix.calib.results import load_evaluation
 from semix.calib.run_folder import is_run, pinned_index, trained_run
@@ -21,7 +22,6 @@ from semix.data.root import Root
 from semix.data.settings import read_config_file
 from semix.data.shard_files import ShardCache
 from semix.data.verify import damage
-
 from tests.calib.measured import make_run
 from tests.command import semix
 from tests.data.whole_roots import failure, whole_root

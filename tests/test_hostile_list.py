@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.imagefolder import inspect_folder
 from semix.data.real import RealDataConfig, RealDataset, load_real
 from semix.data.root import Root
 from semix.flows.paths import training_folder
 from semix.pipeline.standins import standins_digest, tiny_recipe, train_standins
-
 from tests.calib.measured import STUDY, make_run
 from tests.command import semix
 from tests.data.test_images import PICTURE, chunk, encode, png

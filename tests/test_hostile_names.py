@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 from pandas import DataFrame
 from rich.console import Console
+
 from semix.calib.results import load_methods
 from semix.calib.tables import csv_text, overview, print_table, summary_table
 from semix.data.errors import InputError
@@ -15,7 +16,6 @@ from semix.data.formats import Failure
 from semix.data.printable import print_line
 from semix.data.root import Root
 from semix.flows.terminal import emit_facts, print_error, set_up_logging
-
 from tests.calib.measured import make_run
 from tests.command import semix
 from tests.handmade import root_of, sample

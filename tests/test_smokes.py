@@ -6,9 +6,9 @@ The run of `train`, stopped and resumed, is in tests/calib/test_train.py.
 import json
 
 import pytest
+
 from semix.data.label_sets import LabelSet
 from semix.flows.study import study
-
 from tests.command import semix
 from tests.integration.test_kill import survive, write_config
 

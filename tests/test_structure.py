@@ -9,9 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from semix.data.installation import DISTRIBUTION
 
 import semix
+from semix.data.installation import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("data", "pipeline", "calib", "flows")

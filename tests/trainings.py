@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import torch
+
 from semix.calib.checkpoint import Checkpoint, latest_checkpoint
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run

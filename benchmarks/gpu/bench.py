@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.flow_pipelines import FLUX, SD3, save_flow
+from benchmarks.random_models import NAMES, save_pipeline
 from semix.data.settings import load_settings
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
@@ -17,9 +20,6 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.noise import initial_noise
 from semix.pipeline.timing import device_rate
-
-from benchmarks.flow_pipelines import FLUX, SD3, save_flow
-from benchmarks.random_models import NAMES, save_pipeline
 
 
 class Bench:

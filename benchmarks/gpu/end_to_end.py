@@ -9,12 +9,12 @@ import numpy as np
 import torch
 import webdataset as wds
 from PIL import Image
-from semix.pipeline.shard import encode_series
-from semix.pipeline.shard_writer import ShardWriter, Stopwatch
 
 from benchmarks.encoding import crops
 from benchmarks.gpu.bench import Bench, check_activations
 from benchmarks.measure import Result
+from semix.pipeline.shard import encode_series
+from semix.pipeline.shard_writer import ShardWriter, Stopwatch
 from tests import handmade
 
 BATCH = 64

@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from semix.data.settings import load_settings
-from semix.pipeline.config import BuildConfig
-from semix.pipeline.memory import memory_needed
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.sampling import images_per_second
 from benchmarks.measure import Result
+from semix.data.settings import load_settings
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.memory import memory_needed
 
 BATCH = 8
 # The published settings. xDiT reports 0.233 images a second for FLUX.1-dev, 28 steps, 1024 px, on

@@ -9,6 +9,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+
+from benchmarks.gpu.bench import Bench, check_activations
+from benchmarks.head import train_in_loop
+from benchmarks.measure import Result
 from semix.calib.config import TrainConfig
 from semix.calib.network import Network
 from semix.calib.real_data import TrainingData
@@ -16,10 +20,6 @@ from semix.calib.stage_two import HeadStage
 from semix.data.device import float32_precision
 from semix.data.settings import load_settings
 from semix.data.splits import ImageSplit, RealDataset
-
-from benchmarks.gpu.bench import Bench, check_activations
-from benchmarks.head import train_in_loop
-from benchmarks.measure import Result
 
 CLASSES, SIZE = 10, 32
 SIZES = {False: ("resnet50", 50_000, 40), True: ("resnet8", 256, 3)}  # images, epochs; on CPU

@@ -3,16 +3,16 @@
 import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.measure import Result
+from benchmarks.random_models import save_clip
 from semix.data.device import float32_precision
 from semix.pipeline.clip import ClipEncoder
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import EncoderConfig
 from semix.pipeline.generators.schedulers import inversion_pair
 from semix.pipeline.noise import initial_noise, inversion_stability
-
-from benchmarks.gpu.bench import Bench
-from benchmarks.measure import Result
-from benchmarks.random_models import save_clip
 
 
 def g4_decode(bench: Bench) -> Result:

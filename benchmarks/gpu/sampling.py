@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
-from semix.pipeline.estimate import TERA, generator_cost
 
 from benchmarks.gpu.bench import Bench, check_activations
 from benchmarks.measure import Result, line
+from semix.pipeline.estimate import TERA, generator_cost
 
 
 def images_per_second(bench: Bench, generator: Any, images: int, *, repeats: int = 3) -> float:

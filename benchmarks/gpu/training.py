@@ -9,14 +9,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from PIL import Image
-from semix.calib.config import TrainConfig
-from semix.calib.models import build_model
-from semix.calib.real_data import open_data
-from semix.calib.stage_one import BaseStage
-from semix.data.device import float32_precision
-from semix.data.images import encode_image
-from semix.data.settings import load_settings
-from semix.data.tar import GroupSample
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
@@ -25,6 +17,14 @@ from torchvision.transforms import v2
 from benchmarks.encoding import crops
 from benchmarks.gpu.bench import Bench
 from benchmarks.measure import Result
+from semix.calib.config import TrainConfig
+from semix.calib.models import build_model
+from semix.calib.real_data import open_data
+from semix.calib.stage_one import BaseStage
+from semix.data.device import float32_precision
+from semix.data.images import encode_image
+from semix.data.settings import load_settings
+from semix.data.tar import GroupSample
 from tests import handmade
 
 CLASSES, SIZE, ALPHAS = 10, 32, 8

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from semix.calib.corruptions.digital import (
     brightness,
     contrast,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
+
 from semix.calib.corruptions.noise_blur import Generators
 from semix.calib.corruptions.pixels import (
     Pixels,

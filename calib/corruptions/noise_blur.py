@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy.ndimage import correlate
+
 from semix.calib.corruptions.pixels import (
     Pixels,
     draw,

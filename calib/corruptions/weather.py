@@ -2,6 +2,7 @@
 
 import numpy as np
 from scipy import ndimage
+
 from semix.calib.corruptions.noise_blur import Generators
 from semix.calib.corruptions.pixels import (
     ROUNDING,

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
+
 from semix.calib.check import check_evaluation
 from semix.calib.config import EvaluationConfig, TrainConfig
 from semix.calib.evaluate.predictions import TrainedSeed
@@ -42,7 +44,6 @@ from semix.calib.run_folder import (
 )
 from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
 from semix.data.files import read_json, write_json
-from torch import Tensor
 
 FITS: dict[Kind, Any] = {
     "ets": fit_ensemble,

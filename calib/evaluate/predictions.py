@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor, nn
+
 from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 from semix.calib.config import TrainConfig
 from semix.calib.network import CHUNK, load_classifier
@@ -19,7 +21,6 @@ from semix.calib.run_folder import HEAD, MODEL, StageName, run_digest, seed_fold
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest, fingerprint
-from torch import Tensor, nn
 
 Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `ImageSource.parts`
 

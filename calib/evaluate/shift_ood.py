@@ -6,6 +6,8 @@ from contextlib import closing
 from functools import partial
 
 import torch
+from torch import Tensor
+
 from semix.calib.check import MEAN, corruption_names
 from semix.calib.config import OODDataConfig, ShiftConfig
 from semix.calib.corruptions import corrupt
@@ -16,7 +18,6 @@ from semix.calib.run_folder import Shift, StageName
 from semix.data.fingerprint import derived_seed
 from semix.data.real import load_real
 from semix.data.splits import in_grey
-from torch import Tensor
 
 SEED = 0  # the same corrupted images for every run, so that runs can be compared
 MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")

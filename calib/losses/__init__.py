@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from semix.calib.losses.base import Brier, CrossEntropy, RealLoss, soft_cross_entropy, squared_error
 from semix.calib.losses.fedlas import FeDLaSLabelSmoothing, FeDLaSMarginSmoothing
 from semix.calib.losses.focal import FLSD53, AdaFocal, DualFocal, Focal
@@ -21,7 +23,6 @@ from semix.calib.losses.smoothing import (
     MarginLabelSmoothing,
 )
 from semix.calib.parameters import choose, construct
-from torch import Tensor
 
 MixedLoss = Callable[[Tensor, Tensor], Tensor]
 

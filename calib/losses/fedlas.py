@@ -3,6 +3,8 @@
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
+
 from semix.calib.losses.base import RealLoss, batch_statistics, sum_over_processes
 from semix.calib.losses.smoothing import (
     blended_cross_entropy,
@@ -11,7 +13,6 @@ from semix.calib.losses.smoothing import (
     uniform_cross_entropy,
 )
 from semix.calib.parameters import in_range, one_of
-from torch import Tensor, nn
 
 EPS = 1e-3  # added to the deviation, as in the official code
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from semix.calib.losses.base import Feedback, Outputs, PointwiseLoss, log_probability
 from semix.calib.parameters import in_range
-from torch import Tensor
 
 TINY = torch.finfo(torch.float32).tiny
 

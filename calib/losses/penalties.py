@@ -4,6 +4,9 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from semix.calib.losses.base import (
     BatchLoss,
     CrossEntropy,
@@ -15,8 +18,6 @@ from semix.calib.losses.base import (
 )
 from semix.calib.losses.focal import Focal
 from semix.calib.parameters import in_range, one_of
-from torch import Tensor
-from torch.nn import functional
 
 
 class EntropyConfidencePenalty(PointwiseLoss):

@@ -1,9 +1,10 @@
 """Losses that smooth labels or bound logits: label smoothing, margins, ACLS."""
 
-from semix.calib.losses.base import PointwiseLoss, log_probability
-from semix.calib.parameters import in_range
 from torch import Tensor
 from torch.nn import functional
+
+from semix.calib.losses.base import PointwiseLoss, log_probability
+from semix.calib.parameters import in_range
 
 
 class LabelSmoothing(PointwiseLoss):

@@ -3,6 +3,9 @@
 import math
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from semix.calib.batches import TrainingBatch
 from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
@@ -10,8 +13,6 @@ from semix.calib.methods.base import BatchOutcome, Forward, Method
 from semix.calib.models.base import ImageClassifier
 from semix.calib.parameters import in_range
 from semix.data.errors import InputError
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 class BalancedClassifier(nn.Module):

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor, nn
+
 from semix.calib.batches import TrainingBatch
 from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
 from semix.calib.models.base import ImageClassifier
-from torch import Tensor, nn
 
 # Images, uint8 or float [N, S, S, 3] in 0..255, to logits [N, K] and features [N, D].
 Forward = Callable[[Tensor], tuple[Tensor, Tensor]]

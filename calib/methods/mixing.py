@@ -4,14 +4,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from semix.calib.batches import TrainingBatch, pin
 from semix.calib.losses.base import RealLoss, soft_cross_entropy
 from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
 from semix.calib.models.base import ImageClassifier
 from semix.calib.parameters import in_range, one_of
 from semix.data.errors import InputError
-from torch import Tensor
-from torch.nn import functional
 
 
 def check_alpha(alpha: float) -> None:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from semix.calib.metrics.one_pass import (
     Predictions,
     bin_of,
@@ -14,8 +17,6 @@ from semix.calib.metrics.one_pass import (
     read_predictions,
     validated_inputs,
 )
-from torch import Tensor
-from torch.nn import functional
 
 LEVEL = 0.95
 BLOCK_INDICES = 1 << 18  # drawn per block, so that a block stays in the CPU cache

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from scipy.fft import dct
 from scipy.optimize import brentq
+from torch import Tensor
+
 from semix.calib.metrics.one_pass import (
     Adaptive,
     ClassBins,
@@ -18,7 +20,6 @@ from semix.calib.metrics.one_pass import (
 )
 from semix.calib.metrics.selective import selective
 from semix.calib.metrics.variational import top_label_error
-from torch import Tensor
 
 
 def expected_error(bins: ReliabilityBins) -> float:

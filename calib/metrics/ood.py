@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
-from semix.calib.metrics.one_pass import CHUNK_VALUES
 from torch import Tensor
 from torch.distributions import Categorical
+
+from semix.calib.metrics.one_pass import CHUNK_VALUES
 
 
 @dataclass(frozen=True)

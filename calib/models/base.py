@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch import Tensor, nn
+
 from semix.data.errors import InputError
 from semix.data.files import MAX_TENSORS, check_size
-from torch import Tensor, nn
 
 
 class ImageClassifier(nn.Module):

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from semix.calib.config import TrainConfig
 from semix.calib.models import build_model
-from torch.utils.flop_counter import FlopCounterMode
 
 # Sides of the last feature map. Networks are designed to end in maps of 4 to 8 pixels; larger
 # ones cost much for no gain in accuracy, smaller ones lose the positions of things in the image.

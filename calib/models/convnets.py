@@ -4,11 +4,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from semix.calib.config import EITHER_STEM, IMAGENET_STEM, SMALL_STEM
 from semix.calib.models.base import ImageClassifier, modules_with_parameters
 from semix.calib.parameters import in_range, one_of
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 class BasicBlock(nn.Module):

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+
 from semix.calib.models.base import ImageClassifier, load_weights, modules_with_parameters
 from semix.calib.parameters import in_range, one_of
 from semix.data.errors import InputError
-from torch import Tensor, nn
 
 Feature = Literal["post_norm", "pre_norm"]
 

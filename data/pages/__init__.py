@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
+
 from semix.data.formats import SeriesRecord
 
 THUMB = 128  # pixels; larger images are shrunk for the page

@@ -10,6 +10,7 @@ import requests
 from fsspec import AbstractFileSystem
 from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError, is_retriable
+
 from semix.data.errors import InputError
 from semix.data.store.location import shown
 from semix.data.store.services import Info, RetryPolicy, Upload

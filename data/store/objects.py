@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from fsspec import AbstractFileSystem
+
 from semix.data.errors import InputError, TooLarge
 from semix.data.installation import install_command
 from semix.data.store.local import PARTIAL, abandoned, staged

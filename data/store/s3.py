@@ -9,6 +9,7 @@ import aiohttp
 import botocore.exceptions as boto
 from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
+
 from semix.data.errors import InputError
 from semix.data.store.location import FileInfo, shown
 from semix.data.store.services import Info, RetryPolicy, Upload

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+
 from semix.data.store.location import FileInfo
 
 T = TypeVar("T")

@@ -12,9 +12,10 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from semix.data.errors import choices
 from typer import BadParameter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+from semix.data.errors import choices
 
 MAX_WIDTH = 100  # columns
 NAME_WIDTH = 10  # columns of the longest command name, so that all descriptions align

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from semix.data.contact_sheet import contact_sheet, read_series, shard_of, some_of_all_pairs
 from semix.data.errors import InputError
 from semix.data.formats import Failure

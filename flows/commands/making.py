@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from semix.data.errors import InputError
 from semix.data.export import write_hugging_face, write_image_folder, write_parquet
 from semix.data.imagefolder import check_outside_images

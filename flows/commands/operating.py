@@ -6,6 +6,7 @@ import textwrap
 from typing import Annotated, Any, Literal
 
 import typer
+
 from semix.data import garbage
 from semix.data.root import Root
 from semix.flows import parameters as p

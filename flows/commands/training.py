@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from semix.calib.run_folder import EVALUATION
 from semix.data.errors import InputError
 from semix.flows import parameters as p

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from distributed import Security
 from distributed.comm import connect
 from prefect_dask import DaskTaskRunner
+
 from semix.data.errors import InputError
 from semix.flows.slots import (
     ADDRESSES,

@@ -14,6 +14,7 @@ import ray
 from prefect.tasks import Task
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
+
 from semix.data.errors import InputError
 from semix.flows.slots import (
     ADDRESSES,

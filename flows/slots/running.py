@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from prefect.task_runners import ThreadPoolTaskRunner
+
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet
 from semix.data.root import Root, RootProgress

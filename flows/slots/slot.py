@@ -24,6 +24,7 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 from prefect.tasks import Task
+
 from semix.data import leases
 from semix.data.errors import InputError
 from semix.data.formats import Failure

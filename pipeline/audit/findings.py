@@ -6,6 +6,8 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from semix.data.formats import FLAGS, Flag
 from semix.data.quality import (
     EndPointAgreement,
@@ -17,7 +19,6 @@ from semix.data.quality import (
 )
 from semix.pipeline.audit.pictures import FAULTS, UNCHANGED, Duplicates, find_duplicates
 from semix.pipeline.audit.read import AuditFacts, SeriesFacts
-from torch import Tensor
 
 
 @dataclass(frozen=True)

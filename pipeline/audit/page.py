@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from semix.data.files import write_atomically
 from semix.data.formats import Flag
 from semix.data.images import decode_image

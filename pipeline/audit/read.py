@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.data.formats import SeriesRecord, ShardEntry
 from semix.data.images import decode_image
@@ -16,7 +18,6 @@ from semix.data.quality import read_end_points
 from semix.data.tar import GroupSample
 from semix.data.threads import mapped
 from semix.pipeline.audit.pictures import FAULTS, Pictures, measure_pictures
-from torch import Tensor
 
 NOT_FINITE = 1 << FAULTS.index("not finite")
 

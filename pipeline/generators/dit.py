@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from semix.data.errors import InputError
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators.guidance import TwoRows
 from semix.pipeline.generators.loading import load_pipeline, native_shape
 from semix.pipeline.model_paths import local_path
-from torch import Tensor, nn
 
 NAMES = "generator.names"
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from diffusers import SD3Transformer2DModel
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
@@ -16,7 +18,6 @@ from semix.pipeline.generators.loading import load_pipeline, native_shape
 from semix.pipeline.generators.prompt_encoder import ENCODERS, PromptEncoder
 from semix.pipeline.generators.schedulers import FlowEuler
 from semix.pipeline.model_paths import local_path
-from torch import Tensor
 
 PATCH = 2  # side, in latents, of the square that FLUX packs into one token
 NATIVE = 128  # side of the latents of images of 1024 pixels

@@ -1,7 +1,8 @@
 """Classifier-free guidance as in most families, with two rows per image."""
 
-from semix.pipeline.conditioning import Conditioning, concatenate
 from torch import Tensor
+
+from semix.pipeline.conditioning import Conditioning, concatenate
 
 
 class TwoRows:

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
+
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
 from semix.data.machine import keep_compiled_to_ourselves
@@ -17,7 +19,6 @@ from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators.loading import load_tiny_decoder
 from semix.pipeline.generators.schedulers import sampler
-from torch import Tensor, nn
 
 COMPILER = "clang++" if sys.platform == "darwin" else "g++"  # torch's default; CXX overrides it
 # Compiled programs per function. A U-Net's blocks have up to four shapes, each in every layout of

@@ -16,6 +16,8 @@ from diffusers import AutoencoderTiny, UNet2DConditionModel
 from huggingface_hub import snapshot_download
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
+from torch import nn
+
 from semix.data.device import DTYPES, resolve_dtype
 from semix.data.errors import InputError
 from semix.data.files import read_json
@@ -33,7 +35,6 @@ from semix.pipeline.model_paths import (
     require_local_copy,
     weight_files,
 )
-from torch import nn
 
 META = "meta"
 MODEL, TINY = "generator.model", "generator.tiny_decoder"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from semix.data.files import read_bytes, write_atomically
 from semix.data.fingerprint import fingerprint
 from semix.data.machine import cache_folder

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from torch import Tensor
+
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.generators.flow_models import NATIVE, PATCH, FlowModel, shift
 from semix.pipeline.generators.guidance import TwoRows, guided_sum
 from semix.pipeline.generators.loading import META
-from torch import Tensor
 
 
 class Flux2(TwoRows, FlowModel):

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
 from semix.pipeline.conditioning import Conditioning, concatenate, template_mean
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators.guidance import TwoRows
 from semix.pipeline.generators.loading import load_pipeline, native_shape
 from semix.pipeline.prompts import checked_prompts
-from torch import Tensor
 
 
 class StableDiffusion(TwoRows):

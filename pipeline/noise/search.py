@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
 from semix.data.device import float32_precision
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import NoiseConfig
 from semix.pipeline.noise.cost import Rung, rows_per_forward
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 # (latents [B, C, h, w], timestep, condition of B rows, guidance scale) to the model's prediction.
 Predict = Callable[[Tensor, Tensor, Conditioning, float], Tensor]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import torch
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
@@ -21,7 +23,6 @@ from semix.pipeline.noise.search import (
     select_noise,
 )
 from semix.pipeline.plan import BuildPlan, MixGroup
-from torch import Tensor
 
 if TYPE_CHECKING:
     from semix.pipeline.generators.latent_diffusion import LatentDiffusion

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+
 from semix.data.errors import InputError
 from semix.data.files import published, remove_tree, require_no_link
 from semix.data.fingerprint import file_digest, fingerprint

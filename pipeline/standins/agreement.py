@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from sklearn.svm import SVC
+
 from semix.data.fingerprint import hashed_seed
 from semix.data.splits import RealDataset
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise import initial_noise
-from sklearn.svm import SVC
 
 MAX_REAL = 4000  # maximum training images of the classifier, and maximum test images
 BATCH = 64

@@ -9,11 +9,12 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import StableDiffusionPipeline
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
 from semix.pipeline.standins.fitting import TrainingImages, batches, fit, seeded
 from semix.pipeline.standins.recipe import Recipe, Report
 from semix.pipeline.standins.text import Captions, tokenise
-from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 
 def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) -> AutoencoderKL:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
 from semix.data.errors import InputError
 from semix.data.splits import ImageSplit
 from semix.pipeline.standins.recipe import TrainingStage
-from torch import Tensor, nn
 
 WARM_UP_STEPS = 50
 

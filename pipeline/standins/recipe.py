@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
 from semix.data.printable import print_line
 
 TEMPLATES = (

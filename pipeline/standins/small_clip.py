@@ -15,12 +15,13 @@ from open_clip import CLIP
 from open_clip.tokenizer import get_clean_fn
 from pydantic import TypeAdapter
 from safetensors.torch import load, save_file
+from torch import Tensor, nn
+from transformers import CLIPTokenizer
+
 from semix.data.files import published
 from semix.pipeline.standins.fitting import TrainingImages, batches, fit, seeded
 from semix.pipeline.standins.recipe import Recipe, Report
 from semix.pipeline.standins.text import Captions, build_tokenizer, tokenise
-from torch import Tensor, nn
-from transformers import CLIPTokenizer
 
 
 @dataclass(frozen=True)

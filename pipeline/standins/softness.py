@@ -5,6 +5,9 @@ from itertools import combinations
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.special import entr
+
 from semix.data.fingerprint import hashed_seed
 from semix.data.labels import sharpen
 from semix.data.splits import RealDataset
@@ -14,8 +17,6 @@ from semix.pipeline.conditioning import mix
 from semix.pipeline.config import EncoderConfig, GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise import initial_noise
-from torch import Tensor
-from torch.special import entr
 
 # Mean entropy of labels over that of a uniform label. CSM's scales, 2.3 and 4, give 0.91 and 0.77
 # for weights evenly from 0 to 1; the hard labels that cost accuracy in docs/studies have 0.03.

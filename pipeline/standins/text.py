@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from semix.data.errors import InputError
-from semix.pipeline.config import PLACEHOLDER
-from semix.pipeline.prompts import prompts
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import CLIPTokenizer
+
+from semix.data.errors import InputError
+from semix.pipeline.config import PLACEHOLDER
+from semix.pipeline.prompts import prompts
 
 Captions = list[list[str]]  # [K][T], per class; its bare name comes last
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from safetensors.torch import load_file, save
+from torch import nn
+
 from semix.data.files import published, write_atomically
 from semix.data.printable import print_line
 from semix.data.splits import RealDataset
@@ -24,7 +26,6 @@ from semix.pipeline.standins.fitting import TrainingImages, load_images
 from semix.pipeline.standins.recipe import Recipe, Report
 from semix.pipeline.standins.small_clip import clip_tokenizer, train_clip
 from semix.pipeline.standins.text import Captions, build_tokenizer, captions_of
-from torch import nn
 
 MIN_STEPS_FOR_PROCESS = 100  # of CLIP: these take as long as the imports of a new process
 

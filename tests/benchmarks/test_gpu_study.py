@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas
 import pytest
 from PIL import Image
+
 from semix.data.root import Root
 
 ROOT = Path(__file__).parents[2]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+
 from semix.calib.config import TrainConfig
 from semix.calib.real_data import open_data
 from semix.calib.run_folder import claim_run
@@ -20,7 +21,6 @@ from semix.data.images import encode_image
 from semix.data.real import RealDataConfig, load_real
 from semix.data.settings import load_settings
 from semix.data.tar import GroupSample
-
 from tests import handmade
 from tests.calib.measured import STUDY, make_runs
 

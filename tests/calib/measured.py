@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from semix.calib.checkpoint import save_tensors
 from semix.calib.metrics import calibration_metrics
 from semix.calib.results import shown_in

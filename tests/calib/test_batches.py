@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+
 from semix.calib.batches import (
     Batches,
     Normalise,

@@ -8,9 +8,9 @@ import h5py
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+
 from semix.calib.calarena import export_calarena
 from semix.data.errors import InputError
-
 from tests.calib.measured import make_run
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save as save_bytes
+from torch import nn
+
 from semix.calib.checkpoint import (
     Checkpoint,
     latest_checkpoint,
@@ -18,7 +20,6 @@ from semix.calib.checkpoint import (
     save_tensors,
 )
 from semix.data.errors import InputError
-from torch import nn
 
 
 def save(folder, position, module):

@@ -4,6 +4,7 @@ import inspect
 import json
 
 import pytest
+
 from semix.calib import config as settings
 from semix.calib.check import check
 from semix.calib.config import ShiftConfig
@@ -12,7 +13,6 @@ from semix.calib.methods import METHODS
 from semix.calib.models import MODELS
 from semix.data.errors import InputError
 from semix.data.real import DIGITS
-
 from tests import handmade
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+
 from semix.calib.batches import Batches
 from semix.calib.checkpoint import MidEpochState
 from semix.calib.config import AugmentConfig
@@ -13,7 +14,6 @@ from semix.calib.losses.fedlas import FeDLaSHealth
 from semix.calib.real_images import InMemoryImages
 from semix.calib.run_folder import claim_run
 from semix.calib.train import train_run
-
 from tests.calib.runs import history, run_two
 
 pytestmark = pytest.mark.process

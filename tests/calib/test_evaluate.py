@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+
 from semix.calib.check import check_evaluation
 from semix.calib.checkpoint import read_metadata, save_tensors
 from semix.calib.config import EvaluationConfig, OODDataConfig, TrainConfig
@@ -29,7 +30,6 @@ from semix.data.errors import InputError
 from semix.data.real import load_real
 from semix.data.settings import load_settings
 from semix.data.splits import in_grey
-
 from tests.calib.runs import run_two
 
 CPU = torch.device("cpu")

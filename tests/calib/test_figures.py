@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+
 from semix.calib.figures import ece_figure, pooled_bins, reliability_figure
 from semix.calib.results import load_methods
 from semix.calib.study import cells_of
 from semix.calib.study_results import make_tables, read_results
 from semix.data.errors import InputError
-
 from tests.calib.measured import write_run
 
 

@@ -7,6 +7,9 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from semix.calib.config import MaCCalConfig, TSTConfig
 from semix.calib.heads import (
     MaskedBottleneckHead,
@@ -19,8 +22,6 @@ from semix.calib.heads import (
 from semix.calib.losses.base import CrossEntropy
 from semix.calib.stage_two import VariationalObjective
 from semix.data.errors import InputError
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 def features_and_targets(seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """A judge averages all classifiers of a run, each loaded by `load_classifier`."""
 
 import torch
+
 from semix.calib.judge import Judge
 from semix.calib.network import load_classifier
 from semix.calib.run_folder import claim_run

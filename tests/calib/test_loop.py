@@ -4,6 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from semix.calib.batches import Batches, TrainingBatch
 from semix.calib.config import AugmentConfig
 from semix.calib.epoch_lines import EpochLines
@@ -23,7 +25,6 @@ from semix.calib.network import Network, WeightAverage
 from semix.calib.real_images import InMemoryImages
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def test_means_are_over_the_steps(accelerator):

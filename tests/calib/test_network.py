@@ -4,6 +4,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from timm.layers import BatchNormAct2d
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from semix.calib.check import check
 from semix.calib.checkpoint import load_exactly, save_tensors
 from semix.calib.network import Network, adopt_policy, in_chunks, load_classifier, mixed_pass
@@ -13,9 +17,6 @@ from semix.calib.run_folder import DATA, claim_run, seed_folder
 from semix.calib.stage_one import BaseStage
 from semix.data.errors import InputError
 from semix.data.files import write_json
-from timm.layers import BatchNormAct2d
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 REAL = torch.tensor([[0.0], [2.0]])  # mean 1, unbiased variance 2
 MIXED = torch.tensor([[10.0], [14.0]])  # mean 12, unbiased variance 8

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from semix.calib.page import (
     ComparedNoise,
     contact_sheet,
@@ -23,7 +24,6 @@ from semix.data.formats import SeriesRecord
 from semix.data.images import ENCODINGS, encode_image
 from semix.data.pages import fixed
 from semix.data.tar import GroupSample
-
 from tests import handmade
 from tests.calib.measured import (
     LIMITS,

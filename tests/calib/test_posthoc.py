@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import isotonic_regression, minimize, minimize_scalar
+from torch import Tensor
+from torch.nn import functional
+
 from semix.calib.metrics import calibration_metrics
 from semix.calib.posthoc import (
     HIGHEST,
@@ -18,8 +21,6 @@ from semix.calib.posthoc import (
     fit_vector,
 )
 from semix.data.errors import InputError
-from torch import Tensor
-from torch.nn import functional
 
 
 def noisy_five(seed: int, scale: float = 1.0, samples: int = 400) -> tuple[Tensor, Tensor]:

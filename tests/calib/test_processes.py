@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
+
 from semix.calib.network import load_classifier
 from semix.calib.real_data import open_data
 from semix.calib.run_folder import claim_run
 from semix.calib.stage_two import HeadStage
 from semix.calib.train import train_run
-
 from tests.calib.runs import assert_same_results, history, run_two
 
 EPOCHS = 3

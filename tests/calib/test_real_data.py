@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+
 from semix.calib.batches import Batches
 from semix.calib.check import check
 from semix.calib.real_data import open_data
@@ -15,7 +16,6 @@ from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.real import DIGITS
 from semix.data.root import Root
-
 from tests import handmade
 
 DIGEST = "cd34" * 16

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from semix.calib import real_images
 from semix.calib.real_data import TrainingData, check_overlap, open_data
 from semix.calib.real_images import InMemoryImages, StreamedImages, decode, open_images, ranges
@@ -20,7 +21,6 @@ from semix.calib.train import train_run
 from semix.data.errors import InputError
 from semix.data.real import RealDataConfig, load_real
 from semix.data.splits import ImageSplit
-
 from tests.calib.runs import assert_same_results, run_two
 
 STREAMED = "real_memory_gib=0"

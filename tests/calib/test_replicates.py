@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.stats import t as student
+
 from semix.calib.replicates import (
     Unit,
     centred,

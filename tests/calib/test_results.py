@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from semix.calib.metrics import calibration_metrics
 from semix.calib.replicates import Comparison
 from semix.calib.results import (
@@ -20,7 +21,6 @@ from semix.calib.results import (
     significant_change,
 )
 from semix.data.errors import InputError
-
 from tests.calib.measured import change_rows, make_run
 
 MINUS = "\N{MINUS SIGN}"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from semix.calib import run_folder
 from semix.calib.checkpoint import save_tensors
 from semix.calib.network import Network, load_classifier

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
 from semix.calib.config import EarlyStopConfig
 from semix.calib.selection import EpochSelection, is_better
-from torch import nn
 
 
 def note(selection: EpochSelection, name: str, values: list[float]) -> list[bool]:

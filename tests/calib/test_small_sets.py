@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+
 from semix.calib.config import HeadConfig, MaCCalConfig, TrainConfig, TSTConfig
 from semix.calib.page import write_report
 from semix.calib.run_folder import claim_run
 from semix.calib.train import train_run
 from semix.data.settings import load_settings
-
 from tests.command import semix
 
 SETTINGS = {

@@ -5,6 +5,8 @@ import threading
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional
+
 from semix.calib.checkpoint import latest_checkpoint, save_checkpoint
 from semix.calib.loop import Diverged
 from semix.calib.metrics import calibration_metrics
@@ -13,8 +15,6 @@ from semix.calib.real_data import open_data
 from semix.calib.real_images import decode
 from semix.calib.stopping import Stopped
 from semix.data.fingerprint import derived_seed
-from torch.nn import functional
-
 from tests.calib.runs import stop_after
 
 PLAIN_SGD = (

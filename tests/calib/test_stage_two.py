@@ -11,6 +11,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
 from semix.calib import features
 from semix.calib.checkpoint import latest_checkpoint, save_checkpoint
 from semix.calib.config import TrainConfig
@@ -26,9 +29,6 @@ from semix.calib.stage_two import HeadStage
 from semix.calib.stopping import Stopped
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed
-from torch import Tensor
-from torch.nn import functional
-
 from tests.calib.runs import stop_after
 
 EPOCHS = 4

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
 from torch import Tensor
 from torch.nn import functional
 
+from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
 from tests.calib.metrics.oracle import CASES, FILE, case
 
 

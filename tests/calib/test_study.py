@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run
 from semix.calib.study import StudyConfig, cells_of, check_cells, choose, merged, rows_of
@@ -12,7 +13,6 @@ from semix.calib.study_jobs import Job, plan_jobs, take_over
 from semix.calib.train import train_run
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
-
 from tests.calib.measured import STUDY
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -2,6 +2,7 @@
 
 import pandas
 import pytest
+
 from semix.calib.study_mixed import MIXED_FIGURES, mixed_table, read_mixed
 
 

@@ -9,6 +9,7 @@ import pandas
 import pytest
 from PIL import Image
 from scipy.stats import ttest_ind
+
 from semix.calib.metrics import calibration_metrics
 from semix.calib.replicates import interval
 from semix.calib.study import GridChoice, cells_of
@@ -25,7 +26,6 @@ from semix.calib.study_tables import (
     write_study,
 )
 from semix.data.errors import InputError
-
 from tests.calib.measured import random_predictions, write_run
 
 ECE = {"ce": [0.10, 0.20, 0.30], "ls": [0.08, 0.16, 0.27], "mac": [0.10, 0.20, 0.30]}

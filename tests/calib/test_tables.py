@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+
 from semix.calib.page import headlines
 from semix.calib.replicates import Unit
 from semix.calib.results import load_methods
@@ -20,7 +21,6 @@ from semix.calib.tables import (
     print_table,
     summary_table,
 )
-
 from tests.calib.measured import OOD_CELL, SHIFT, change_rows, make_run, measures
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
 from semix.calib.check import require_trackers
 from semix.calib.stopping import Interrupted
 from semix.calib.trackers import Tracking
 from semix.calib.train import train_run
 from semix.data.errors import InputError
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 from tests.calib.runs import history, stop_after
 
 LINES = [

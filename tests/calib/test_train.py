@@ -15,6 +15,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+
 from semix.calib.checkpoint import latest_checkpoint
 from semix.calib.metrics import calibration_metrics
 from semix.calib.run_folder import claim_run
@@ -22,7 +23,6 @@ from semix.calib.stopping import Interrupted
 from semix.calib.train import main, parser, train_run
 from semix.data.errors import InputError
 from semix.data.root import Root
-
 from tests.calib.runs import STEPS, WEIGHTS, assert_same_results, history, stop_after
 
 

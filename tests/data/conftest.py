@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from semix.data.root import Root
 
+from semix.data.root import Root
 from tests.data.whole_roots import whole_root
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import ImageColor
+
 from semix.data.contact_sheet import (
     CELL,
     GAP,
@@ -32,7 +33,6 @@ from semix.data.store import Store
 from semix.data.stream import mixed_pipeline
 from semix.data.tar import GroupSample
 from semix.data.verify import damage, verify
-
 from tests import featured, handmade
 from tests.data.whole_roots import commit_record
 from tests.handmade import make_plan, record, series_of

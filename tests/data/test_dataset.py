@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
 from semix.data.images import encode_image, load_square
 from semix.data.root import Root
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
-
 from tests import handmade
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

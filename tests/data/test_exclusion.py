@@ -5,6 +5,7 @@ import logging
 
 import numpy as np
 import pytest
+
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion, flagged_groups, newest_flags, store_flags
@@ -14,7 +15,6 @@ from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter, describe
 from semix.data.settings import load_settings
 from semix.data.tar import GroupSample
-
 from tests import featured, handmade
 
 INDEX = "index/0.json"

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
 from semix.data import export
 from semix.data.errors import InputError
 from semix.data.export import (
@@ -24,7 +25,6 @@ from semix.data.images import decode_image
 from semix.data.label_sets import LabelSet
 from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
-
 from tests import handmade
 from tests.data import hostile
 from tests.handmade import labels_of, make_root, pixels, record, root_of, sample

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.files import (
     NoRegularFile,

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import (
     canonical_json,

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import canonical_json
 from semix.data.formats import (
@@ -16,7 +17,6 @@ from semix.data.formats import (
     ShardLabels,
     StoredFile,
 )
-
 from tests.handmade import ENCODER, EXAMPLES, HASH, MODELS, STEM, make_plan, record
 
 COMMIT = EXAMPLES[CommitRecord]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from semix.data.formats import File, shard_stem
 from semix.data.garbage import garbage, remove
 from semix.data.index import open_index
@@ -15,7 +16,6 @@ from semix.data.leases import claim
 from semix.data.machine import machine
 from semix.data.root import Root
 from semix.data.verify import damage
-
 from tests.data.whole_roots import failure
 from tests.handmade import label_set, labels_of
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
+
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.formats import record_name, shard_stem
@@ -25,7 +26,6 @@ from semix.data.root import Root
 from semix.data.tar import read_shard
 from semix.data.tensors import read_arrays, read_tensors
 from semix.data.verify import damage
-
 from tests.data import hostile
 from tests.fuzz.mutations import blindly, mutate
 from tests.fuzz.targets import attempt, targets

@@ -5,6 +5,7 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+
 from semix.data.images import decode_image, encode_image, load_square
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)

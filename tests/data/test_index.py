@@ -1,6 +1,7 @@
 """Indices: one line per shard, read completely or rejected, numbered and never overwritten."""
 
 import pytest
+
 from semix.data.formats import ShardEntry
 from semix.data.index import (
     ShardRows,
@@ -12,7 +13,6 @@ from semix.data.index import (
 )
 from semix.data.index import write_index as write
 from semix.data.store import Store
-
 from tests.data.whole_roots import commit_record
 from tests.handmade import PLAN_DIGEST
 

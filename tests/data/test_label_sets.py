@@ -4,6 +4,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import fingerprint
 from semix.data.formats import (
@@ -13,7 +14,6 @@ from semix.data.formats import (
 )
 from semix.data.label_sets import LabelSet, create_set, label_sets
 from semix.data.root import Root
-
 from tests.data.whole_roots import failure
 from tests.handmade import PLAN_DIGEST, make_root, put_shard, sample, tar_of
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.layout import layout, next_extension, read_extensions, write_extension
 from semix.data.ranges import WHOLE, Partition, format_ranges, parse_partition, parse_ranges
 from semix.data.root import Root
-
 from tests.data.whole_roots import empty_root
 from tests.handmade import PLAN_DIGEST
 

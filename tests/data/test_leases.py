@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
+
 from semix.data.leases import TIME_TO_LIVE, LeaseHeartbeat, claim, forgotten, living, release, renew
 from semix.data.store import Store
 

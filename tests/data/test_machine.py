@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+
 from semix.data.device import float32_precision, resolve_dtype
 from semix.data.errors import InputError
 from semix.data.machine import MemoryLimit, machine, memory_limit, usable_cores

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.index import ShardRows, index_text
 from semix.data.pinned import PinnedRoot, shard_urls
 from semix.data.root import Root
 from semix.data.store import Store
-
 from tests import featured, handmade
 
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from semix.data.printable import (
     markdown_text,
     print_line,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from scipy.stats import spearmanr
+
 from semix.data.labels import sharpen, soft_labels
 from semix.data.quality import (
     diversity,
@@ -15,7 +16,6 @@ from semix.data.quality import (
     spearman,
     weight_curve,
 )
-
 from tests import handmade
 
 PROTOTYPES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6]])

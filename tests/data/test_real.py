@@ -8,6 +8,7 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
+
 from semix.data import real as real_data
 from semix.data.errors import InputError
 from semix.data.imagefolder import inspect_folder

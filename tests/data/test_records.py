@@ -5,12 +5,12 @@ import logging
 from pathlib import Path
 
 import pytest
+
 from semix.data.formats import CommitRecord, attempt_name, record_name
 from semix.data.index import open_index
 from semix.data.records import Attempts, Records
 from semix.data.root import Root
 from semix.data.store import Store
-
 from tests.data.whole_roots import Counting, commit_record, empty_root, failure
 from tests.handmade import PLAN_DIGEST
 

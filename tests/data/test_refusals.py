@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion, newest_flags, store_flags
@@ -23,7 +24,6 @@ from semix.data.series_filter import SeriesFilter
 from semix.data.store import Store
 from semix.data.store.local import LocalFiles
 from semix.data.verify import Problem, damage, quarantine
-
 from tests.data.whole_roots import commit_record, whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of
 

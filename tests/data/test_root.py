@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.formats import record_name
 from semix.data.garbage import garbage, remove
@@ -18,7 +19,6 @@ from semix.data.root import Root
 from semix.data.store import Store
 from semix.data.verify import damage, quarantine
 from semix.flows.build_steps import ShardSelection, gaps
-
 from tests.data.whole_roots import Counting, commit_record, empty_root, failure, whole_root
 from tests.simulated import PAGE, SimulatedShards, index_of, simulated
 

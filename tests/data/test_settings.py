@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import ConfigDict, Discriminator, Field, Tag
+
 from semix.data.errors import InputError
 from semix.data.settings import Settings, load_settings, read_config_file, whole_path
-
 from tests.s3 import s3_client
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from torch.utils.data import DataLoader
+
 from semix.data import shard_files
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
@@ -17,8 +19,6 @@ from semix.data.formats import ShardEntry
 from semix.data.root import Root
 from semix.data.shard_files import ShardCache
 from semix.data.store import Store
-from torch.utils.data import DataLoader
-
 from tests import handmade
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

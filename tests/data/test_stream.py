@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import webdataset as wds
+from torch.utils.data import DataLoader, DistributedSampler
+
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
 from semix.data.root import Root
 from semix.data.stream import mixed_pipeline
-from torch.utils.data import DataLoader, DistributedSampler
-
 from tests import handmade
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -5,10 +5,10 @@ import tarfile
 
 import pytest
 import webdataset as wds
+
 from semix.data.formats import LeftOut
 from semix.data.images import encode_image
 from semix.data.tar import MEMBER, GroupSample, read_shard, read_tar, scan_tar
-
 from tests.data.hostile import TYPES, edit_header, tar_of_members
 from tests.handmade import make_root, pixels, sample, tar_of
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
+
 from semix.data.dataset import MixedDataset
 from semix.data.export import write_image_folder
 from semix.data.formats import ShardEntry
@@ -16,8 +18,6 @@ from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.stream import mixed_pipeline
 from semix.data.verify import damage
-from torch.utils.data import DataLoader
-
 from tests.command import semix
 from tests.handmade import make_root
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
-from semix.data.tensors import SEAL, open_sealed, read_arrays, seal
 
+from semix.data.tensors import SEAL, open_sealed, read_arrays, seal
 from tests.data.whole_roots import FACTS, prototypes
 
 VECTORS = np.eye(3, 4, dtype=np.float32)

@@ -3,6 +3,7 @@ import threading
 import time
 
 import pytest
+
 from semix.data.machine import cores
 from semix.data.threads import mapped, one_ahead
 

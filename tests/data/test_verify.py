@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save
+
 from semix.data.errors import InputError
 from semix.data.formats import CommitRecord, record_name, shard_stem
 from semix.data.index import open_index
@@ -16,7 +17,6 @@ from semix.data.machine import machine
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.data.verify import check_same_origin, damage, quarantine, unusable_pairs, verify
-
 from tests.data.whole_roots import FACTS, prototypes, whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of, put_shard, sample, tar_of
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
+
 from semix.data.fingerprint import canonical_json
 from semix.data.formats import CommitRecord, Failure, File, shard_stem, spec_digest
 from semix.data.root import Root
 from semix.data.store import Store
-
 from tests.handmade import ENCODER, PLAN_DIGEST, make_plan, make_root
 from tests.tally import Tally
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 from PIL import Image
+
 from semix.data.formats import PLAN
 from semix.data.imagefolder import check_outside_images
 from semix.pipeline.config import BuildConfig
-
 from tests.command import semix
 
 OUTSIDE = "the folder of your pictures, which it would change (a folder there is a class); choose"

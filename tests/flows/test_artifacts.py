@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from prefect import flow, runtime
 from prefect.artifacts import Artifact, create_markdown_artifact
+
 from semix.calib.config import TrainConfig
 from semix.data.files import write_json
 from semix.data.formats import Failure
@@ -29,7 +30,6 @@ from semix.flows.artifacts import (
     training_progress,
 )
 from semix.flows.flow_runs import run_context
-
 from tests.handmade import make_root
 from tests.trainings import SETTINGS
 

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
 from semix.calib.config import TrainConfig
 from semix.calib.page import ComparedNoise, noise_rows
 from semix.calib.run_folder import claim_run
@@ -22,7 +24,6 @@ from semix.flows.audit import audit
 from semix.flows.cli import app
 from semix.flows.failures import RunFailed
 from semix.flows.quickstart_report import measure_agreement
-from typer.testing import CliRunner
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
 from semix.flows import child
 from semix.flows.child import LAST_LINES, Heartbeat, python_module, supervise
 

@@ -16,6 +16,9 @@ import psutil
 import pytest
 import yaml
 from PIL import Image
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
 from semix.data.errors import InputError
 from semix.data.formats import LeftOut, record_name
 from semix.data.installation import DISTRIBUTION
@@ -27,9 +30,6 @@ from semix.flows.parameters import MORE_PANEL
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root
-from typer.main import get_command
-from typer.testing import CliRunner, Result
-
 from tests.command import semix
 from tests.data.whole_roots import commit_record, failure, prototypes
 from tests.family import below

@@ -4,8 +4,8 @@ import json
 from itertools import permutations
 
 import pytest
-from semix.flows.configs import NAMES, models, reference
 
+from semix.flows.configs import NAMES, models, reference
 from tests.command import semix
 
 CONFIGS = {

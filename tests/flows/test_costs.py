@@ -3,6 +3,7 @@ import shutil
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+
 from semix.data.errors import InputError
 from semix.data.formats import PROTOTYPES
 from semix.data.settings import load_settings
@@ -15,7 +16,6 @@ from semix.pipeline.prototypes import ensure_prototypes, read_prototypes
 from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.shard import generate_shard, load_models
 from semix.pipeline.shard_job import finish
-
 from tests.emulated_cuda import emulated_cuda
 
 

@@ -10,6 +10,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events.schemas.automations import AutomationCore
 from prefect.utilities.importtools import import_object
+
 from semix.data.errors import InputError
 from semix.flows.paths import check_places
 

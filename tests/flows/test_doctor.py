@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 from prefect.client.orchestration import get_client
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
 from semix.data.errors import InputError
 from semix.data.formats import LabelSetRecord, SeriesLabels
 from semix.data.label_sets import create_set
@@ -27,8 +29,6 @@ from semix.flows.doctor import (
     server_finding,
 )
 from semix.flows.server_probe import ServerFacts
-from typer.testing import CliRunner
-
 from tests import handmade
 from tests.s3 import s3_client
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import h5py
 import pytest
 from prefect.client.orchestration import get_client
+from typer.testing import CliRunner
+
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run, is_measured
 from semix.calib.train import train_run
@@ -17,8 +19,6 @@ from semix.data.settings import load_settings
 from semix.flows.artifacts import artifact_key
 from semix.flows.cli import app
 from semix.flows.evaluate import evaluate
-from typer.testing import CliRunner
-
 from tests.command import semix
 
 SETTINGS = {

@@ -22,6 +22,7 @@ from prefect.client.schemas.filters import (
 from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
 from prefect.states import Cancelling
 from prefect.utilities.urls import url_for
+
 from semix.data.errors import InputError
 from semix.data.installation import DISTRIBUTION
 from semix.data.root import Root

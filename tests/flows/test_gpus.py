@@ -5,6 +5,7 @@ import sys
 from threading import Event
 
 import pytest
+
 from semix.data import device
 from semix.data.errors import InputError
 from semix.flows import gpus, quickstart

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from semix.calib.config import TrainConfig
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
@@ -20,7 +21,6 @@ from semix.flows.launcher import (
     write_launcher,
 )
 from semix.flows.train import claim
-
 from tests.calib.runs import history
 from tests.trainings import SETTINGS, claimed, train_here
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from semix.calib.checkpoint import save_checkpoint
 
+from semix.calib.checkpoint import save_checkpoint
 from tests.command import semix
 from tests.handmade import make_root
 

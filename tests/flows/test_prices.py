@@ -3,12 +3,12 @@
 import json
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.flows.build import check
 from semix.flows.prices import Price, price_of_check, price_of_root, words_of_check, words_of_root
 from semix.flows.progress import derived_metrics
-
 from tests.command import semix
 from tests.pipeline.roots import made
 

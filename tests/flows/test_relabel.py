@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 from prefect.client.orchestration import get_client
+
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.root import Root
@@ -14,7 +15,6 @@ from semix.data.verify import damage
 from semix.flows.artifacts import artifact_key
 from semix.flows.relabel import RelabelFailed, list_label_sets, relabel
 from semix.pipeline.root import create_root
-
 from tests.command import semix
 
 pytestmark = pytest.mark.usefixtures("prefect_api")

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.formats import shard_stem
 from semix.data.garbage import garbage
@@ -22,7 +23,6 @@ from semix.flows.relabel import relabel
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.root import create_root
 from semix.pipeline.worker import main as worker
-
 from tests.command import semix
 
 

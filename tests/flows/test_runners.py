@@ -16,6 +16,7 @@ import psutil
 import pytest
 from prefect import flow
 from prefect.context import FlowRunContext
+
 from semix.data.errors import InputError
 from semix.data.root import Root, RootProgress
 from semix.flows.slots import SlotSettings
@@ -23,7 +24,6 @@ from semix.flows.slots.running import follow, run_slots
 from semix.flows.slots.slot import LEASE_TIMEOUT_S
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root
-
 from tests.family import below
 from tests.integration.conftest import contents
 

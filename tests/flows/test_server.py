@@ -8,11 +8,11 @@ from urllib.request import urlopen
 import httpx
 import psutil
 import pytest
+
 import semix.flows.run_server
 from semix.flows import child
 from semix.flows.run_server import Server, prefect_server
 from semix.flows.server_probe import authorization
-
 from tests.family import below
 
 

@@ -18,13 +18,13 @@ import pytest
 from markdown_it import MarkdownIt
 from prefect import flow, runtime
 from prefect.settings import get_current_settings
+from torch import nn
+
 from semix.calib.tables import as_markdown, overview
 from semix.data.errors import InputError
 from semix.data.formats import Failure
 from semix.flows.artifacts import build_summary, link_to, markdown_file, series_sheet
 from semix.pipeline.generators.latent_diffusion import compile_network
-from torch import nn
-
 from tests.handmade import make_root
 
 REQUESTS = [  # of a browser that was lured: tokens, pages, what runs said, and changes

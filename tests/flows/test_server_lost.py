@@ -15,6 +15,7 @@ from urllib.request import urlopen
 
 import httpx
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.data.verify import damage
@@ -24,7 +25,6 @@ from semix.flows.cli import explain
 from semix.flows.failures import RunFailed, ServerLost
 from semix.flows.run_server import SETTINGS
 from semix.flows.server_probe import probe, require_server
-
 from tests.family import below
 
 pytestmark = pytest.mark.process
@@ -196,6 +196,7 @@ def test_the_command_line_says_a_lost_request_in_one_line(capsys):
 def flow_on(server, monkeypatch):
     """flow_on(function): a flow's result, on the server that can be killed."""
     from prefect import flow
+
     from semix.flows.calling import call_flow
     from semix.flows.run_server import prefect_server
 

@@ -13,6 +13,7 @@ from threading import Event
 import pytest
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
+
 from semix.data.errors import InputError
 from semix.data.formats import LabelSetRecord, SeriesLabels
 from semix.data.label_sets import LabelSet, create_set
@@ -40,7 +41,6 @@ from semix.flows.slots.slot import (
 )
 from semix.pipeline.relabel import RelabelJob
 from semix.pipeline.shard_job import BuildJob, ShardJob
-
 from tests.handmade import make_root
 
 CHECKOUT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ from socket import create_server, gethostname
 
 import pytest
 from prefect import flow
+
 from semix.data.errors import InputError
 from semix.data.machine import usable_cores
 from semix.flows import slots
 from semix.flows.slots import IMPORTS, MAX_SLOTS, SlotSettings, check_slots, is_here, running
 from semix.flows.slots.running import follow, local_slots, run_slots
 from semix.flows.slots.slot import WorkerFailed
-
 from tests.data.whole_roots import empty_root
 
 CHECKOUT = Path(__file__).parents[2]

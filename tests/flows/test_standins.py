@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+
 from semix.data.settings import load_settings
 from semix.flows import standins
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.standins import tiny_recipe
-
 from tests.command import semix
 
 

@@ -14,6 +14,7 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from safetensors import SafetensorError
+
 from semix.calib.run_folder import claim_run
 from semix.calib.study import StudyConfig, cells_of
 from semix.calib.study_jobs import Job, failure_of

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+
 from semix.data.root import RootProgress
 from semix.flows.commands.making import next_commands
 from semix.flows.progress import Steps, derived_metrics, describe, progress_display
 from semix.flows.terminal import details_in, print_findings, set_up_logging
-
 from tests.command import semix
 from tests.handmade import make_root
 

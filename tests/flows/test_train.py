@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from prefect import flow
+
 from semix.calib.config import TrainConfig
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
@@ -19,7 +20,6 @@ from semix.flows.child import ChildExit
 from semix.flows.launcher import NO_REASON, Machines, launch_command, launcher_settings
 from semix.flows.train import train
 from semix.flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
-
 from tests.calib.runs import assert_same_results
 from tests.trainings import (
     SETTINGS,

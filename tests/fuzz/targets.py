@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+
 from semix.data.errors import InputError
 from semix.data.formats import (
     CommitRecord,
@@ -26,7 +27,6 @@ from semix.data.formats import (
 from semix.data.images import decode_image, encode_image
 from semix.data.index import ShardRows, index_text, read_index
 from semix.data.tar import read_tar, scan_tar
-
 from tests.data.whole_roots import commit_record
 from tests.handmade import EXAMPLES, PLAN_DIGEST, make_plan, pixels, record, sample, tar_of
 

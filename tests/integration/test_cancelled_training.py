@@ -13,8 +13,8 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
-from semix.flows.train import train
 
+from semix.flows.train import train
 from tests.calib.runs import assert_same_results
 from tests.deploying import register
 from tests.family import below

@@ -9,12 +9,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+
 from semix.data.garbage import garbage, remove
 from semix.data.root import Root
 from semix.data.verify import damage
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
-
 from tests.integration.conftest import Tiny, contents, tiny_plan
 from tests.integration.crashes import start_child, wait
 

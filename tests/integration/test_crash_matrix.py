@@ -4,10 +4,10 @@ import shutil
 import signal
 
 import pytest
+
 from semix.data.root import Root
 from semix.data.verify import damage
 from semix.pipeline.worker import main as worker
-
 from tests.integration.conftest import contents
 from tests.integration.crashes import at_step, die, fill_disk, in_child
 

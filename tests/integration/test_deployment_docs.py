@@ -15,9 +15,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
-
 from tests.integration.conftest import contents
 from tests.servers import free_port, started
 from tests.team import answers

@@ -19,13 +19,13 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Pending, Running
+
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root
 from semix.pipeline.standins import StandIns
 from semix.pipeline.worker import main as worker
-
 from tests.deploying import register
 from tests.integration.conftest import contents
 from tests.servers import Started, free_port, started

@@ -12,6 +12,12 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
 from semix.calib.config import TrainConfig
 from semix.calib.evaluate import evaluate_run
 from semix.calib.judge import Judge
@@ -40,12 +46,6 @@ from semix.pipeline.shard import conditions
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from semix.pipeline.worker import main as worker
-from torch import nn
-from torch.nn import functional
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel
-
 from tests.calib.conftest import REAL, mixed_url, one_thread  # noqa: F401
 from tests.calib.runs import assert_same_results, history, stop_after
 from tests.emulated_cuda import emulated_cuda

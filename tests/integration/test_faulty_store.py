@@ -4,6 +4,7 @@ import signal
 from unittest.mock import patch
 
 import pytest
+
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.data.store.services import RetryPolicy
@@ -12,7 +13,6 @@ from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.relabel import ensure_set_prototypes, label_stored, plan_set, relabelled_config
 from semix.pipeline.root import plan_of
 from semix.pipeline.worker import main as worker
-
 from tests.integration.conftest import contents
 from tests.integration.crashes import die, in_child
 

@@ -9,13 +9,13 @@ from threading import Event
 
 import pytest
 from prefect import flow
+
 from semix.data.root import Root
 from semix.data.verify import damage
 from semix.flows.child import supervise
 from semix.flows.slots import SlotSettings
 from semix.flows.slots.slot import RETRIES, WorkerLost, generate, worker_arguments
 from semix.pipeline.root import create_root
-
 from tests.command import semix
 from tests.integration.conftest import contents
 from tests.pipeline.roots import altered

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
 from semix.data.installation import DISTRIBUTION
 
 CHECKOUT = Path(__file__).parents[2]

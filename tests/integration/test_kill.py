@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+
 from semix.data.root import Root
 from semix.data.verify import damage
-
 from tests.family import below
 
 SEMIX = [sys.executable, "-m", "semix.flows.cli"]

@@ -16,12 +16,12 @@ from urllib.request import urlopen
 import psutil
 import pytest
 import yaml
+
 from semix.data.root import Root
 from semix.data.verify import damage
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root
 from semix.pipeline.worker import main as worker
-
 from tests.integration.conftest import contents
 
 SEMIX = [sys.executable, "-m", "semix.flows.cli"]

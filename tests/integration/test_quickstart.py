@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.svm import SVC
+
 from semix.data.dataset import MixedDataset
 from semix.data.quality import end_points, endpoint_agreement, series_quality
 from semix.flows.quickstart import METHODS, RANDOM, SELECTED
-from sklearn.svm import SVC
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

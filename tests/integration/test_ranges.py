@@ -9,12 +9,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+
 from semix.data import leases
 from semix.data.ranges import Partition
 from semix.data.root import Root
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
-
 from tests.integration.conftest import Tiny, contents, tiny_plan
 from tests.integration.crashes import start_child, wait
 

@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+
 from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.data.verify import damage
@@ -19,7 +20,6 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root
 from semix.pipeline.worker import main as quiet_worker
-
 from tests.deploying import register
 from tests.family import below
 from tests.integration.conftest import contents

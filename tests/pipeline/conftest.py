@@ -29,9 +29,6 @@ from diffusers import (
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
-from semix.data.real import RealDataConfig, class_names
-from semix.pipeline.standins.fitting import seeded
-from semix.pipeline.standins.text import build_tokenizer, captions_of
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -46,6 +43,9 @@ from transformers import (
     T5Tokenizer,
 )
 
+from semix.data.real import RealDataConfig, class_names
+from semix.pipeline.standins.fitting import seeded
+from semix.pipeline.standins.text import build_tokenizer, captions_of
 from tests.pipeline.qwen import qwen_tokenizer
 
 # Any names work; every word of these is one token. `real: {name: digits}` has the digits.

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
-from semix.pipeline.standins.text import build_tokenizer, captions_of
 from transformers import T5Tokenizer
 
+from semix.pipeline.standins.text import build_tokenizer, captions_of
 from tests.pipeline.qwen import qwen_tokenizer
 
 VAE = {

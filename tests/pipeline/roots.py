@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from safetensors.torch import load
+from torch import Tensor
+
 from semix.data.formats import SeriesLabels
 from semix.data.label_sets import LabelSet
 from semix.data.root import Root
@@ -20,7 +22,6 @@ from semix.pipeline.relabel import (
 )
 from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.worker import main as worker
-from torch import Tensor
 
 
 def altered(config: BuildConfig, *overrides: str) -> BuildConfig:

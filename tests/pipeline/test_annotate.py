@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize
 from scipy.special import expit, softmax
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.data.formats import PROTOTYPES, Labels
 from semix.data.labels import sharpen
@@ -33,8 +35,6 @@ from semix.pipeline.plan import MixGroup
 from semix.pipeline.prototype_statistics import Measurement, WeightVariance, unit
 from semix.pipeline.prototypes import unpack
 from semix.pipeline.root import create_root, plan_of
-from torch import Tensor
-
 from tests.pipeline.roots import altered, begun, features, made, samples
 
 CAT, DOG = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])

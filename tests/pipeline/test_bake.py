@@ -1,6 +1,7 @@
 """Labels baked into a new root: the same images byte for byte, other labels."""
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.formats import Plan
 from semix.data.label_sets import LabelSet
@@ -10,7 +11,6 @@ from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.relabel import label_stored, relabelled_config
 from semix.pipeline.root import create_root, extend_root, plan_of
-
 from tests.pipeline.roots import bake, contents, relabel, samples, tars, work
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest
 from semix.data.settings import load_settings

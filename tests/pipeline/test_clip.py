@@ -14,6 +14,7 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import save_file
+
 from semix.data.errors import InputError
 from semix.pipeline.annotate import Encoders
 from semix.pipeline.checks import check_clip
@@ -21,7 +22,6 @@ from semix.pipeline.clip import ClipEncoder, image_tower, preprocess, unsupporte
 from semix.pipeline.config import AnnotationConfig, EncoderConfig
 from semix.pipeline.estimate import clip_cost
 from semix.pipeline.generators.loading import module_bytes
-
 from tests.pipeline import roots
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from semix.data.errors import InputError
 from semix.pipeline.conditioning import Conditioning, concatenate, interpolate, mix
 from semix.pipeline.config import GeneratorConfig

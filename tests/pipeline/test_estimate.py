@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from open_clip import create_model
+
 from semix.data.errors import InputError
 from semix.data.formats import CommitRecord
 from semix.data.images import ENCODINGS
@@ -30,7 +31,6 @@ from semix.pipeline.root import plan_of
 from semix.pipeline.shard import generate_shard, load_models
 from semix.pipeline.shard_job import finish
 from semix.pipeline.timing import device_rate, time_batch
-
 from tests.pipeline.published import (
     DIT_XL_2,
     FLUX,

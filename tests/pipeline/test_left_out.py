@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from semix.data.contact_sheet import read_series, some_of_all_pairs
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
@@ -23,7 +24,6 @@ from semix.pipeline.noise import initial_noise
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.relabel import relabelled_config
 from semix.pipeline.shard import regenerate
-
 from tests.pipeline.roots import (
     altered,
     bake,

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
+
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig, GeneratorConfig
@@ -12,8 +14,6 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.loading import META, check_weights_fit, load_pipeline, network_bytes
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.memory import memory_needed, peak_bytes
-from torch.profiler import ProfilerActivity, profile
-
 from tests.pipeline.published import (
     FLUX_DEV,
     KLEIN,

@@ -17,6 +17,7 @@ import open_clip
 import pytest
 import torch
 from open_clip.pretrained import _PRETRAINED, get_pretrained_cfg
+
 from semix.data.errors import InputError
 from semix.data.root import PLAN, Root
 from semix.data.settings import load_settings

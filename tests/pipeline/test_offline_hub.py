@@ -2,6 +2,7 @@
 
 import huggingface_hub.constants
 import pytest
+
 from semix.data.errors import InputError
 from semix.pipeline.clip import ClipEncoder
 from semix.pipeline.config import EncoderConfig, GeneratorConfig

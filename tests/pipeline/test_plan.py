@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig, GeneratorConfig, MixingConfig
@@ -20,7 +21,6 @@ from semix.pipeline.plan import (
     permuted,
 )
 from semix.pipeline.provenance import identity, model_identities
-
 from tests.pipeline.roots import altered
 
 NAMES = ("ant", "bee", "cat", "dog", "elk")

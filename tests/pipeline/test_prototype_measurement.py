@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from semix.data.errors import InputError
 from semix.data.formats import PROTOTYPES
 from semix.data.machine import cache_folder
@@ -34,7 +35,6 @@ from semix.pipeline.prototype_statistics import (
 from semix.pipeline.prototypes import ensure_prototypes, measure, read_prototypes, unpack
 from semix.pipeline.provenance import annotation_identity
 from semix.pipeline.root import create_root
-
 from tests.pipeline.roots import altered, begun
 
 

@@ -5,6 +5,7 @@ import os
 from itertools import combinations
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.formats import PAIRS, PROTOTYPES, Pairs, record_name
 from semix.data.machine import machine
@@ -13,7 +14,6 @@ from semix.data.verify import damage
 from semix.flows.build_steps import quarantine_damage
 from semix.pipeline.prototypes import ensure_prototypes, prepare, read_prototypes
 from semix.pipeline.root import create_root
-
 from tests.command import semix
 from tests.pipeline.roots import begun, contents, made, samples, work
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.formats import PLAN
 from semix.data.store import Store
@@ -16,7 +17,6 @@ from semix.pipeline.plan import BuildPlan
 from semix.pipeline.provenance import file_hashes, generator_identity, model_identities
 from semix.pipeline.relabel import is_own
 from semix.pipeline.root import _plan_record, create_root
-
 from tests.pipeline.roots import altered
 
 # Beside what is loaded: other formats, other precisions, a training's weights, a checker of images.

@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+
 from semix.calib.check import check
 from semix.calib.config import TrainConfig
 from semix.calib.study import StudyConfig, cells_of, check_cells

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 from scipy.special import expit
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.data.formats import PROTOTYPES
 from semix.data.label_sets import LabelSet, label_sets
@@ -32,8 +34,6 @@ from semix.pipeline.relabel import (
     relabelled_config,
 )
 from semix.pipeline.root import create_root, plan_of
-from torch import Tensor
-
 from tests.pipeline.roots import (
     altered,
     begin_set,

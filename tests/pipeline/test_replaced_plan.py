@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+
 from semix.data.errors import InputError
 from semix.data.formats import PLAN, PROTOTYPES, Lease
 from semix.data.leases import lease_name
@@ -16,7 +17,6 @@ from semix.data.machine import machine
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.root import create_root, running_on
-
 from tests.command import semix
 from tests.pipeline.roots import altered, made, tars, work
 

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.formats import PLAN, CommitRecord, record_name
 from semix.data.layout import next_extension, segment_of, write_extension
@@ -14,7 +15,6 @@ from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import create_root, extend_root, open_root, plan_of
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
-
 from tests.command import semix
 from tests.pipeline.roots import altered, contents, made, tars, work
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.special import expit, softmax
+
 from semix.data.contact_sheet import read_series
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
@@ -39,7 +40,6 @@ from semix.pipeline.shard import (
     same_pixels,
 )
 from semix.pipeline.shard_job import finish
-
 from tests.pipeline.roots import altered, contents, features, made, samples, tars
 
 

@@ -5,10 +5,10 @@ import threading
 import time
 
 import pytest
+
 from semix.data.formats import SeriesRecord
 from semix.data.tar import GroupSample, read_tar, write_tar
 from semix.pipeline.shard_writer import MAX_QUEUED, ShardWriter, Stopwatch
-
 from tests import handmade
 
 

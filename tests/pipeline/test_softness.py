@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from semix.data.labels import sharpen
 from semix.pipeline.config import EncoderConfig, GeneratorConfig
 from semix.pipeline.standins.softness import (

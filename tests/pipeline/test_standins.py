@@ -13,6 +13,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 from PIL import Image
 from safetensors.torch import load_file
+
 from semix.data.errors import InputError
 from semix.data.files import published
 from semix.data.real import ImageSplit, RealDataset

@@ -14,6 +14,7 @@ from threading import Event
 
 import pytest
 import torch
+
 from semix.data.errors import InputError
 from semix.data.formats import Failure, shard_stem
 from semix.data.leases import claim
@@ -34,7 +35,6 @@ from semix.pipeline.worker import (
     _requested_shards,
 )
 from semix.pipeline.worker import main as worker
-
 from tests.pipeline.roots import begun
 from tests.pipeline.roots import work as work_on
 

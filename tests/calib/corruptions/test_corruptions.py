@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from semix.calib.corruptions import EXTRA, STANDARD, corrupt
 from semix.calib.corruptions.severities import PUBLISHED, published_constants
 from semix.data.errors import InputError

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 from PIL import Image
+
 from semix.calib.corruptions import corrupt
 from semix.calib.corruptions.digital import _affine_coordinates
 from semix.calib.corruptions.pixels import interpolate_at, mirrored, reflected

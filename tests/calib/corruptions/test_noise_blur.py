@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from semix.calib.corruptions import corrupt
 from semix.calib.corruptions.noise_blur import glass_blur
 from semix.calib.corruptions.pixels import enlarged, smooth, streaked, to_bytes

@@ -1,6 +1,7 @@
 """Snow, frost, fog and spatter: what they add, and plasma worked out by hand."""
 
 import numpy as np
+
 from semix.calib.corruptions import corrupt
 from semix.calib.corruptions.pixels import plasma
 from semix.calib.corruptions.weather import MUD, WATER, _distance, _equalised, _rims, spatter

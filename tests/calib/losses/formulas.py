@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from semix.calib.losses.base import RealLoss
 from torch import Tensor
+
+from semix.calib.losses.base import RealLoss
 
 STEP = 1e-6
 

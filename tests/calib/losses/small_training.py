@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor, distributed
+
 from semix.calib.losses import build_training_loss
 from semix.calib.losses.base import Outputs
-from torch import Tensor, distributed
 
 SAMPLES, CLASSES, FEATURES, BATCH, EPOCHS = 24, 4, 6, 8, 3
 

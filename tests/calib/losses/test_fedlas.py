@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from semix.calib.losses import build_loss
-from semix.calib.losses.fedlas import FeDLaS
 from torch import Tensor
 
+from semix.calib.losses import build_loss
+from semix.calib.losses.fedlas import FeDLaS
 from tests.calib.runs import run_two
 
 BOTH = pytest.mark.parametrize("name", ["fedlas_ls", "fedlas_mbls"])

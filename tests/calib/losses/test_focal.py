@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from semix.calib.losses import build_loss
-from semix.calib.losses.base import Outputs
-from semix.calib.losses.focal import AdaFocal
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
+from semix.calib.losses import build_loss
+from semix.calib.losses.base import Outputs
+from semix.calib.losses.focal import AdaFocal
 from tests.calib.losses.formulas import assert_agrees, batch, softmax
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from semix.calib.losses import REAL_LOSSES, build_loss, build_mixed_loss, build_training_loss
-from semix.calib.losses.base import Outputs, RealLoss, gather_rows
-from semix.data.errors import InputError
 from torch import Tensor
 from torch.nn import functional
 
+from semix.calib.losses import REAL_LOSSES, build_loss, build_mixed_loss, build_training_loss
+from semix.calib.losses.base import Outputs, RealLoss, gather_rows
+from semix.data.errors import InputError
 from tests.calib.losses.small_training import LOSSES, train
 
 POINTWISE = ("ce", "ls", "mbls", "acls", "focal", "flsd53", "dual_focal", "ecp", "brier")

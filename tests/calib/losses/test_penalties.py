@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import entropy
-from semix.calib.losses import build_loss
-from semix.calib.losses.penalties import CorrectnessRanking
 from sklearn.metrics import brier_score_loss
 
+from semix.calib.losses import build_loss
+from semix.calib.losses.penalties import CorrectnessRanking
 from tests.calib.losses.formulas import (
     assert_agrees,
     assert_batch_agrees,

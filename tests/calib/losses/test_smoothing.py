@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from semix.calib.losses import build_loss
 from torch import nn
 
+from semix.calib.losses import build_loss
 from tests.calib.losses.formulas import assert_agrees, batch, softmax
 
 

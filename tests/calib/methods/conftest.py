@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from semix.calib.batches import TrainingBatch
 from torch import Tensor, nn
+
+from semix.calib.batches import TrainingBatch
 
 CLASSES, SIZE = 5, 4
 

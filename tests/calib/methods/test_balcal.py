@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+
 from semix.calib.batches import TrainingBatch
 from semix.calib.losses import REAL_LOSSES, build_loss, build_mixed_loss
 from semix.calib.losses.base import Outputs
@@ -16,7 +18,6 @@ from semix.calib.methods.balcal import (
 )
 from semix.calib.models import build_model
 from semix.data.errors import InputError
-from torch import Tensor, nn
 
 CE = build_loss("ce", 4)
 TARGETS = torch.tensor([0, 1, 1, 1, 2, 2, 0, 1])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import Accelerator
+
 from semix.calib.batches import Normalise
 from semix.calib.check import check
 from semix.calib.losses import build_loss

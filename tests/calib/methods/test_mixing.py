@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+
 from semix.calib.losses import build_loss
 from semix.calib.losses.base import RealLoss
 from semix.calib.methods import build_method
@@ -22,7 +24,6 @@ from semix.calib.methods.mixing import (
 from semix.calib.models import build_model
 from semix.calib.models.base import ImageClassifier
 from semix.data.errors import InputError
-from torch import Tensor, nn
 
 
 def test_a_blend_by_hand():

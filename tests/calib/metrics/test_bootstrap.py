@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from semix.calib.metrics import bootstrap_intervals, calibration_metrics
 from semix.calib.metrics.bootstrap import INTERVALS, resampled
 from semix.calib.metrics.one_pass import read_predictions, validated_inputs
-from torch import Tensor
 
 
 def random_case(seed: int, samples: int, levels: int = 10_000) -> tuple[Tensor, Tensor]:

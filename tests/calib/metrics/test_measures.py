@@ -9,6 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchmetrics.classification import MulticlassCalibrationError
+
 from semix.calib.metrics import (
     calibration_metrics,
     max_probability,
@@ -28,10 +32,6 @@ from semix.calib.metrics.measures import (
 from semix.calib.metrics.one_pass import equal_mass, equal_width, top_label
 from semix.calib.metrics.selective import selective
 from semix.calib.metrics.variational import top_label_error, variational_error
-from torch import Tensor
-from torch.nn.functional import one_hot
-from torchmetrics.classification import MulticlassCalibrationError
-
 from tests.calib.metrics.oracle import CASES, FILE, LIMITS, ORDERS, case, ood_logits
 
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+
 from semix.calib.metrics import (
     calibration_metrics,
     reliability_bins,
 )
 from semix.calib.metrics.one_pass import bin_of, equal_width, inner_edges
-from torch import Tensor
-
 from tests.calib.metrics.test_measures import logits_of, random_case
 
 

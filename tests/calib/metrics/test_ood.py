@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from torchmetrics.classification import BinaryAUROC
+
 from semix.calib.metrics import (
     max_probability,
     negative_entropy,
     ood_metrics,
 )
-from torchmetrics.classification import BinaryAUROC
-
 from tests.calib.metrics.test_measures import logits_of
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from semix.calib.config import TrainConfig
 from semix.calib.models.complexity import Complexity, complexity
 

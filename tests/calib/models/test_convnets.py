@@ -5,6 +5,10 @@ from functools import partial
 import pytest
 import torch
 import torchvision
+from timm.layers import BatchNormAct2d
+from timm.models.resnetv2 import DownsampleConv, PreActBasic
+from torch import nn
+
 from semix.calib.models import MODELS, build_model, convnets
 from semix.calib.models.convnets import (
     FOUR_STAGES,
@@ -16,9 +20,6 @@ from semix.calib.models.convnets import (
     WideResNet,
 )
 from semix.data.errors import InputError
-from timm.layers import BatchNormAct2d
-from timm.models.resnetv2 import DownsampleConv, PreActBasic
-from torch import nn
 
 # Of the official code, all layers and 10 classes; WRN-28-10 and WRN-40-2 as published.
 PARAMETERS = {

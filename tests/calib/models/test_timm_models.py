@@ -8,10 +8,11 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
 from semix.calib.models import build_model
 from semix.calib.models.base import ImageClassifier
 from semix.data.errors import InputError
-from torch import Tensor, nn
 
 VIT = "test_vit"
 

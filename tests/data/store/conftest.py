@@ -1,6 +1,7 @@
 """One store of each kind; the same tests hold for all."""
 
 import pytest
+
 from semix.data.store import Store
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.machine import machine
 from semix.data.store import Store

@@ -9,9 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from semix.data.store import Store
 from semix.data.store.objects import FIRST_RANGE, MAX_RANGE, RangeFile
-
 from tests.s3 import s3_client
 
 TWENTY_MB = bytes(1024) * 20_000  # about 20 MB

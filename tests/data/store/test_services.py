@@ -8,10 +8,10 @@ import time
 import traceback
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.store import Store, services
 from semix.data.store.services import RetryPolicy, retrying
-
 from tests.s3 import KEY_ID, SECRET, s3_client
 
 CONTENT = bytes(range(256)) * 3000

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from semix.data.errors import InputError, TooLarge
 from semix.data.installation import install_command
 from semix.data.store import Store

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+
 from semix.data.formats import PROTOTYPES, SeriesLabels
 from semix.data.images import encode_image
 from semix.data.pages import DARK, LIGHT
@@ -13,7 +14,6 @@ from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.pipeline.audit import Audit, as_json, audit
 from semix.pipeline.audit.page import pair_rows, write_page
-
 from tests import featured, handmade
 
 COUNT = 4

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from semix.pipeline.audit.pictures import (
     FAULTS,
     Duplicates,

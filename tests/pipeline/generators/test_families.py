@@ -10,6 +10,8 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, DiTPipeline
 from diffusers.models.embeddings import LabelEmbedding
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
@@ -20,7 +22,6 @@ from semix.pipeline.generators.flow_models import packed, unpacked
 from semix.pipeline.generators.latent_diffusion import unscaled
 from semix.pipeline.noise import initial_noise
 from semix.pipeline.prompts import checked_prompts, prompts
-from torch import Tensor
 
 FAMILIES = {
     "tiny_sd_epsilon": {"family": "stable_diffusion", "guidance_scale": 3.0},

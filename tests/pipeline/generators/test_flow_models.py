@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline, ZImagePipeline
+
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.checks import check_generator, check_prompts
@@ -20,7 +21,6 @@ from semix.pipeline.generators.schedulers import inversion_pair, network_rows
 from semix.pipeline.noise import initial_noise, inversion_stability
 from semix.pipeline.noise.source import noise_source
 from semix.pipeline.plan import BuildPlan
-
 from tests.pipeline.roots import made, samples, tars
 
 SD3 = {"family": "sd3", "prompt_length": 12, "steps": 4, "guidance_scale": 3.0}

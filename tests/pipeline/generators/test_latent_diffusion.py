@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionXLPipeline
+from torch._dynamo.utils import counters
+
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.conditioning import concatenate
@@ -17,8 +19,6 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.latent_diffusion import COMPILER, decode_batch_size, unscaled, upcast
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.noise import initial_noise
-from torch._dynamo.utils import counters
-
 from tests.emulated_cuda import emulated_cuda
 from tests.pipeline.roots import begun, work
 

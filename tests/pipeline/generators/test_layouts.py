@@ -11,14 +11,6 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, TorchAoConfig, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
-from semix.data.errors import InputError
-from semix.data.settings import load_settings
-from semix.pipeline.checks import check_generator
-from semix.pipeline.config import BuildConfig, GeneratorConfig
-from semix.pipeline.generators import load_generator
-from semix.pipeline.generators.loading import check_networks, load_pipeline
-from semix.pipeline.memory import memory_needed
-from semix.pipeline.noise import initial_noise
 from transformers import (
     BitsAndBytesConfig,
     CLIPTextModel,
@@ -27,6 +19,14 @@ from transformers import (
     T5EncoderModel,
 )
 
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.checks import check_generator
+from semix.pipeline.config import BuildConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.loading import check_networks, load_pipeline
+from semix.pipeline.memory import memory_needed
+from semix.pipeline.noise import initial_noise
 from tests.pipeline.test_memory import FAMILIES
 
 each_family = pytest.mark.parametrize("model", FAMILIES)

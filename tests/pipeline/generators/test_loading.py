@@ -14,12 +14,13 @@ from diffusers import (
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise import initial_noise
-from torch import Tensor
 
 WEIGHTS = "pytorch_lora_weights.safetensors"
 RANK, ALPHA = 2, 6

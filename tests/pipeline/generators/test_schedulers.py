@@ -15,6 +15,8 @@ from diffusers import (
     LCMScheduler,
     PNDMScheduler,
 )
+from torch import Tensor
+
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.config import GeneratorConfig
@@ -27,8 +29,6 @@ from semix.pipeline.generators.schedulers import (
     sampler,
 )
 from semix.pipeline.noise import initial_noise
-from torch import Tensor
-
 from tests.pipeline.conftest import BETAS
 
 OWN = {

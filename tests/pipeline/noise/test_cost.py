@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from semix.pipeline.config import GeneratorConfig, NoiseConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import ddim_pair

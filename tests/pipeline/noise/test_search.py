@@ -3,6 +3,8 @@
 import pytest
 import torch
 from diffusers import DDIMInverseScheduler, DDIMScheduler
+from torch import Tensor
+
 from semix.data.settings import load_settings
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import BuildConfig, GeneratorConfig
@@ -18,7 +20,6 @@ from semix.pipeline.noise.cost import (
 )
 from semix.pipeline.noise.search import Scorer
 from semix.pipeline.noise.source import scoring_points
-from torch import Tensor
 
 STEPS = 4
 SHAPE = (4, 8, 8)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
 from semix.data.images import decode_image
@@ -23,7 +24,6 @@ from semix.pipeline.root import plan_of
 from semix.pipeline.shard import load_models, mix_groups, regenerate
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
-
 from tests.pipeline.roots import begun, made, samples, tars, work
 
 pytestmark = pytest.mark.process  # for its length
