@@ -54,11 +54,8 @@ def cores() -> int:
 
 def usable_cores(root: Path = CGROUPS, own_groups: Path = OWN_CGROUPS) -> int:
     """Cores that this process may run on, at most the CPU quota of its control groups."""
-    quotas = [
-        quota
-        for folder in _cgroup_folders(root, own_groups, "cpu")
-        if (quota := _cpu_quota(folder))
-    ]
+    groups = _cgroups(root, own_groups, "cpu")
+    quotas = [quota for folder in groups if (quota := _cpu_quota(folder))]
     return max(1, int(min([cores(), *quotas])))
 
 
@@ -77,7 +74,7 @@ class MemoryLimit:
 def memory_limit(root: Path = CGROUPS, own_groups: Path = OWN_CGROUPS) -> MemoryLimit | None:
     """The limit with the fewest remaining bytes among the control groups; None without one."""
     limits = []
-    for folder in _cgroup_folders(root, own_groups, "memory"):
+    for folder in _cgroups(root, own_groups, "memory"):
         if (limit := _number(folder, "memory.max", "memory.limit_in_bytes")) is None:
             continue
         used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
@@ -86,7 +83,7 @@ def memory_limit(root: Path = CGROUPS, own_groups: Path = OWN_CGROUPS) -> Memory
     return min(limits, key=lambda limit: limit.remaining, default=None)
 
 
-def _cgroup_folders(root: Path, own_groups: Path, controller: str) -> Iterator[Path]:
+def _cgroups(root: Path, own_groups: Path, controller: str) -> Iterator[Path]:
     """Folders of the control groups of this process, innermost first; some may not be visible."""
     if not own_groups.is_file():  # macOS
         return
@@ -177,9 +174,8 @@ def keep_compiled_to_ourselves() -> None:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        raise InputError(
-            COMPILE_VARIABLE, folder, f"cannot be made ({error.strerror}); {remedy}"
-        ) from None
+        remedy = f"cannot be made ({error.strerror}); {remedy}"
+        raise InputError(COMPILE_VARIABLE, folder, remedy) from None
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise InputError(COMPILE_VARIABLE, folder, f"other users can write there; {remedy}")
     os.environ[COMPILE_VARIABLE] = str(folder.absolute())

@@ -27,11 +27,10 @@ def load_real(config: RealDataConfig) -> RealDataset:
             `skip_bad`, if that is set.
     """
     dataset = load_digits(config) if config.name == "digits" else load_imagefolder(config)
-    if config.test_per_class is None:
+    per_class = config.test_per_class
+    if per_class is None:
         return dataset
-    return replace(
-        dataset, test=_test_split(dataset, config.test_per_class, seed=config.split_seed)
-    )
+    return replace(dataset, test=_test_split(dataset, per_class, seed=config.split_seed))
 
 
 def _test_split(real: RealDataset, per_class: int, *, seed: int) -> ImageSplit:
@@ -59,16 +58,11 @@ def load_digits(config: RealDataConfig) -> RealDataset:
     train = config.train_per_class or PER_CLASS
     validation = config.validation_per_class or PER_CLASS
     if train + validation >= RAREST:
-        raise InputError(
-            "real.train_per_class",
-            train,
-            f"with {validation} for validation, stay below {RAREST}",
-        )
+        remedy = f"with {validation} for validation, stay below {RAREST}"
+        raise InputError("real.train_per_class", train, remedy)
     images, targets = _read_digits(config.image_size)
     splits = stratified_split(targets, (train, validation), seed=config.split_seed)
-    return RealDataset(
-        DIGITS, *(_digit_split(images[indices], targets[indices]) for indices in splits)
-    )
+    return RealDataset(DIGITS, *(_digit_split(images[rows], targets[rows]) for rows in splits))
 
 
 def _read_digits(size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -64,7 +64,7 @@ class Records:
 
     Args:
         shards: number of shards of the plan.
-        trusting: do not read records again that the newest index contains; else read every record.
+        use_index: take records from the newest index where it has them; else read every record.
         heartbeat: called after each folder of a refresh, which is slow without an index.
     """
 
@@ -74,13 +74,13 @@ class Records:
         plan_digest: str,
         *,
         shards: int,
-        trusting: bool = True,
+        use_index: bool = True,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._plan, self._shards = store, plan_digest, shards
         self._heartbeat = heartbeat
         self._folders: dict[int, Folder] = {}
-        self._trusting = trusting
+        self._use_index = use_index
         self._index: Index | None = None
 
     def refresh(self, start: int = 0, stop: int | None = None) -> None:
@@ -92,7 +92,7 @@ class Records:
         for number in numbers - listed:
             self._folders.pop(number, None)
         numbers = {n for n in listed if n in discarded or not self._folder(n).complete}
-        if numbers and self._trusting and not self._folders.keys() & numbers:
+        if numbers and self._use_index and not self._folders.keys() & numbers:
             self._index = newest_index(self._store, self._plan)
         update = partial(self._updated_folder, discarded=discarded)
         for number, folder in zip(

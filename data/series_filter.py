@@ -62,7 +62,9 @@ class SeriesFilter:
         log.info("%s", describe(self._counts, remaining=self._num_kept, series=self._num_series))
         if not self._num_kept:
             rules = ", ".join(f"{name} {value}" for name, value in self.rules.items())
-            raise InputError("exclude", rules, f"leaves none of {self._series} series; ease a rule")
+            raise InputError(
+                "exclude", rules, f"leaves none of {self._num_series} series; ease a rule"
+            )
 
     def _left_out(
         self, rule: str, value: Any, shard: ShardEntry, records: Sequence[SeriesRecord]

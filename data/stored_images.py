@@ -91,7 +91,9 @@ class StoredImages:
         image = decode_image(self.files.read(shard, offset, size), max_pixels=max_pixels)
         if image.shape != self.stored_size:
             actual = "x".join(map(str, image.shape[:2]))
-            raise ValueError(f"{actual} pixels, others have {self.stored[0]}x{self.stored[1]}")
+            raise ValueError(
+                f"{actual} pixels, others have {self.stored_size[0]}x{self.stored_size[1]}"
+            )
         return image if self.side is None else scaled(image, self.side)
 
     def _decode_all(self, groups: np.ndarray, positions: np.ndarray) -> Tensor:

@@ -32,12 +32,7 @@ def read_strictly(model: type[S], content: bytes, *, what: str, max_bytes: int) 
     try:
         # First, because pydantic's parser bounds nesting and the digits of a number.
         value = model.model_validate_json(content)
-        json.loads(
-            content,
-            object_pairs_hook=_check_keys,
-            parse_float=_finite,
-            parse_constant=_finite,
-        )
+        json.loads(content, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
@@ -47,7 +42,8 @@ def read_strictly(model: type[S], content: bytes, *, what: str, max_bytes: int) 
     return value
 
 
-def _check_keys(pairs: list[tuple[str, Any]]) -> None:
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    """Raises ValueError for a duplicate key."""
     keys = [key for key, _ in pairs]
     if len(set(keys)) < len(keys):
         duplicate = next(key for key in keys if keys.count(key) > 1)

@@ -72,7 +72,7 @@ def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
         full: read every record, hash every file, decode every image, check every label.
     """
     store, shards = root.store, root.plan.num_shards
-    records = Records(store, root.plan.digest, shards=shards, trusting=not full)
+    records = Records(store, root.plan.digest, shards=shards, use_index=not full)
     records.refresh()
     known, damaged = records.folders(), set()
     for number in sorted(numbered_folders(store, SHARDS) | known.keys()):

@@ -109,7 +109,7 @@ def test_a_quota_bounds_the_cores(root, quota, cores):
 
 def test_this_machine_can_be_asked():
     limit = memory_limit()
-    assert limit is None or 0 <= limit.left <= limit.limit
+    assert limit is None or 0 <= limit.remaining <= limit.limit
     assert 1 <= usable_cores() <= os.cpu_count()
 
 
