@@ -292,7 +292,7 @@ def label_shard(
     groups = [plan.group(index) for index in record.group_numbers]
     features = _features(record, groups, labels=labels, annotator=annotator, heartbeat=heartbeat)
     series = [
-        SeriesLabels(group=group.index, **series_labels.parts())
+        SeriesLabels(group=group.index, **series_labels.label_fields())
         for group, series_labels in zip(groups, annotator.annotate(features, groups), strict=True)
     ]
     yield
