@@ -93,7 +93,7 @@ def label_set(
     root.store.put(labels.prototypes, save({"prototypes": prototype_length * VECTORS}))
     for shard, images in root.committed().items():
         records = [s.record for s in read_shard(root.store, images)]
-        series_labels = [SeriesLabels(group=r.group, **r.parts()) for r in records]
+        series_labels = [SeriesLabels(group=r.group, **r.label_fields()) for r in records]
         rows = np.stack([features.get(r.group, features_of(r)) for r in records])
         file = _stored(root.store, labels.stem(shard), rows) if source == "images" else None
         labels.commit(shard, images=images.sha256, groups=series_labels, features=file)

@@ -409,7 +409,7 @@ def training(tmp_path):
     for digest, labelled in (("ab12" * 16, True), ("cd34" * 16, False)):
         fields = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
         labels = create_set(root, LabelSetRecord(digest=digest, plan=root.plan.digest, **fields))
-        groups = [SeriesLabels(group=s.record.group, **s.record.parts()) for s in samples]
+        groups = [SeriesLabels(group=s.record.group, **s.record.label_fields()) for s in samples]
         if labelled:
             labels.commit(0, images=root.images()[0], groups=groups)
     path = tmp_path / "train.yaml"

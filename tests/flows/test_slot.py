@@ -369,7 +369,7 @@ def work(request, small) -> ShardJob:
     fields = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
     labels = create_set(small, LabelSetRecord(digest="ab" * 32, plan=small.plan.digest, **fields))
     records = [sample.record for sample in read_shard(small.store, small.committed()[0])]
-    groups = [SeriesLabels(group=r.group, **r.parts()) for r in records]
+    groups = [SeriesLabels(group=r.group, **r.label_fields()) for r in records]
     labels.commit(0, images=small.images()[0], groups=groups)
     return RelabelJob(labels)
 
