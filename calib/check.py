@@ -209,7 +209,7 @@ def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_si
 
 
 def corruption_names(config: ShiftConfig) -> tuple[str, ...]:
-    """Raises InputError for a name that is no corruption."""
+    """A shift config's corruptions, "standard" and "all" expanded. Raises InputError."""
     from semix.calib.corruptions import EXTRA, STANDARD
 
     if config.corruptions == "standard":
@@ -237,7 +237,7 @@ def _check_shift(config: ShiftConfig, image_size: int) -> None:
     if not corruption_names(config):
         raise InputError("evaluation.shift.corruptions", "[]", "name at least one, or standard")
     if image_size < MIN_SIDE:
-        remedy = f"corruptions need {MIN_SIDE} pixels of a side; leave evaluation.shift out"
+        remedy = f"corruptions need {MIN_SIDE} pixels a side; leave evaluation.shift out"
         raise InputError("real.image_size", image_size, remedy)
 
 

@@ -128,8 +128,8 @@ def open_data(
     Args:
         pinned: mixed index to use if the settings name none.
         weights: digest of the pretrained weights, if known; else the file is read.
-        compare_splits: search for images that two splits share. This decodes all images; only
-            training images in memory need not be decoded again later.
+        compare_splits: search for images that two splits share. This decodes all images; all
+            but training images held in memory are decoded again later.
     Raises:
         InputError: as `load_real`, `MixedDataset` and `check_overlap`; mixed images of another
             size, of other classes, without one of the classes, or with invalid labels.
@@ -154,7 +154,7 @@ def open_data(
 
 
 def prepare(data: TrainingData, accelerator: Accelerator, *, allowed: int = 0) -> None:
-    """Read all images once, in the main process only, and broadcast what every process needs.
+    """Compare and count all images once, in the main process, and broadcast the results.
 
     Raises:
         InputError: as `check_overlap`, in every process.
@@ -167,7 +167,7 @@ def prepare(data: TrainingData, accelerator: Accelerator, *, allowed: int = 0) -
 
 
 def check_overlap(data: TrainingData, *, allowed: int = 0) -> None:
-    """Raises InputError if more than `allowed` images of a split are in an earlier one as well."""
+    """Raises InputError if more than `allowed` images in all are in an earlier split as well."""
     with ExitStack() as stack:
         parts = {split: stack.enter_context(closing(_parts(data, split))) for split in SPLITS}
         shared = shared_images(parts)
@@ -238,7 +238,7 @@ def _read_mixed(config: MixedConfig, pinned: str | None, side: int) -> MixedData
 
 
 def _as_setting(error: InputError) -> InputError:
-    """Rename an argument of the mixed dataset in an error to the setting."""
+    """The same error, named after the setting `mixed.X` instead of the argument `X`."""
     is_setting = error.field.partition(".")[0] in MixedConfig.model_fields
     field = f"mixed.{error.field}" if is_setting else error.field
     return InputError(field, error.value, error.remedy)

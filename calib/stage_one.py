@@ -173,7 +173,7 @@ class BaseStage:
         """Whether an epoch has images that this figure is about."""
         if self.config.mixed is None:
             return not name.startswith("mixed_")
-        # A single image per series is an end or an inner one by a coin, which is not recorded.
+        # With one image per series, chance decides whether it is an end or an interior one.
         return self.batches.count > 1 or not name.endswith(("_end", "_interior"))
 
     def _stop(self, done: int, record: EpochRecord, batch: TrainingBatch) -> None:

@@ -58,7 +58,7 @@ def store_flags(root: Root, flags: SeriesFlags) -> str:
 
 
 def newest_flags(root: Root, index: str) -> SeriesFlags | None:
-    """The flags of the last audit of an index, with any labels.
+    """The flags of the last audit of an index, whichever label set was audited.
 
     Raises:
         ValueError: the file of an audit is damaged; the message names it.

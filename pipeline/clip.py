@@ -50,7 +50,7 @@ class ClipEncoder:
     """The image tower of an open_clip model; the text tower never reaches the device.
 
     Args:
-        dtype: of the network: float32, which is never TF32, float16 or bfloat16.
+        dtype: of the network: float16, bfloat16, or float32 (true float32, never TF32).
         field: path of the settings, for error messages.
     Raises:
         InputError: no such model or weights, weights of another format than safetensors, a hub
@@ -80,7 +80,7 @@ class ClipEncoder:
     def encode(self, images: Tensor) -> Tensor:
         """Projected image features: uint8 [N, H, W, 3] -> float32 [N, D].
 
-        The output of open_clip: CoCa's has length 1, all others are not normalised.
+        As open_clip returns them: of unit L2 norm for CoCa, not normalised for all others.
         """
         return torch.cat([self._encode(batch) for batch in images.split(BATCH)])
 
@@ -150,7 +150,7 @@ def image_tower(config: EncoderConfig, field: str) -> nn.Module:
 def _source(config: EncoderConfig, field: str) -> dict[str, object]:
     """Arguments for open_clip: the architecture and a local safetensors file.
 
-    By default open_clip falls back on pickles, and pins no commit of the hub.
+    By default open_clip falls back on pickles and pins no commit of a hub model.
     """
     repository = None
     if config.model.startswith(HUB):

@@ -276,7 +276,7 @@ def _cache_path(digest: str) -> Path:
 def similar_pairs(
     prototypes: Tensor, count: int, *, temperature: float, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw `count` different pairs with odds exp(cosine / temperature), in ascending order.
+    """Draw `count` different pairs with odds exp(cosine / temperature), sorted by classes.
 
     Keeping the largest sums of log-odds and Gumbel noise draws without replacement (Efraimidis and
     Spirakis 2006). Memory holds one row of pairs and the result.

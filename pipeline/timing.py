@@ -25,7 +25,7 @@ class BatchTiming:
 
     Attributes:
         images: generated images, without padding.
-        seconds: from noise to CLIP features; encoding and writing run beside the next batch.
+        seconds: from noise to CLIP features; encoding files and writing run beside the next batch.
         build_seconds: estimated for all batches, and for selecting noise at the same cost per row.
         tflop: of the batch; None where it cannot be counted.
     """
@@ -62,7 +62,7 @@ def device_rate(device: str, dtype: str) -> float:
 
 
 def time_batch(plan: BuildPlan, *, device: str, noise_ratio: float) -> BatchTiming:
-    """Load the models and time the second of two batches.
+    """Load the models, make one batch twice and time the second run.
 
     Args:
         noise_ratio: cost of selecting noise, as a multiple of that of generating.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 FOLDS = 5
-MIN_SAMPLES = 2 * FOLDS  # with fewer samples no fold can learn anything
+MIN_SAMPLES = 2 * FOLDS  # two samples per fold; fewer are too few for a useful fit
 
 
 def variational_error(

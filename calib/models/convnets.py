@@ -182,7 +182,7 @@ class ResNet(ImageClassifier):
         self.classifier: nn.Module = nn.Linear(self.num_features, num_classes)
 
     def freezing_order(self) -> list[nn.Module]:
-        """Classifier, blocks from the last to the first, stem: 10 modules of a ResNet-18."""
+        """Classifier, blocks from the last to the first, stem. A ResNet-18 has 10 such modules."""
         stem, *stages = modules_with_parameters(self.features.children())
         blocks = [block for stage in stages for block in stage.children()]
         return [self.classifier, *reversed(blocks), stem]

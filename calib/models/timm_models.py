@@ -100,7 +100,10 @@ def _create(architecture: str, num_classes: int, image_size: int | None) -> Any:
 
 
 def _name_of_last_layer(network: Any, architecture: str, image_size: int | None) -> str:
-    """Raises InputError unless the last layer is linear, features [N, D] to logits [N, K]."""
+    """The name of the last layer. Changes `network`: pass one that is not used afterwards.
+
+    Raises InputError unless that layer is linear, features [N, D] to logits [N, K].
+    """
     last = network.get_classifier()
     names = [name for name, module in network.named_modules() if module is last]
     if isinstance(last, nn.Linear) and len(names) == 1:

@@ -167,7 +167,7 @@ def _or_nan(value: float | None) -> float:
 
 
 Judge = Callable[[np.ndarray], np.ndarray]  # uint8 [M, H, W, 3] to classes, int64 [M]
-JUDGE_BATCH = 128  # unmixed images that the judge classifies at once, at least
+JUDGE_BATCH = 128  # unmixed images gathered for the judge; fewer at a shard's end
 
 
 class Unreadable(ValueError):

@@ -144,7 +144,8 @@ class StableDiffusion3(TwoRows, FlowModel):
 class Flux(FlowModel):
     """FLUX.1 dev and schnell: the denoiser of a FluxPipeline; see `FlowModel`.
 
-    Guidance is an input of dev, with one row per image; schnell takes none.
+    dev takes the guidance scale as an input, so that an image needs no unconditional row; schnell
+    takes none.
     """
 
     def guided(

@@ -21,8 +21,8 @@ from semix.pipeline.generators.loading import load_tiny_decoder
 from semix.pipeline.generators.schedulers import sampler
 
 COMPILER = "clang++" if sys.platform == "darwin" else "g++"  # torch's default; CXX overrides it
-# Compiled programs per function. A U-Net's blocks have up to four shapes, each in every layout of
-# a batch: images with and without guidance, and noises that are scored twice, or with gradients.
+# Compiled programs per function. A U-Net's blocks have up to four shapes, each for several
+# kinds of batch: images with or without guidance, noises scored with or without gradients.
 MAX_PROGRAMS = 64
 BYTES_PER_PIXEL = (30 << 30) // (16 * 1024 * 1024)
 DECODING_BYTES = 8 << 30
@@ -35,7 +35,7 @@ class Denoiser(Protocol):
     Attributes:
         pipeline: the diffusers pipeline, with `vae` and `scheduler`.
         network: the U-Net or transformer.
-        scheduler: of the model, the input of `sampler`.
+        scheduler: the model's own, from which `sampler` makes the one that is used.
         latent_shape: (channels, height, width) of one image's latents.
         unconditional: the row of the empty prompt or label.
     """
@@ -52,14 +52,15 @@ class Denoiser(Protocol):
     def guided(
         self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
     ) -> Tensor:
-        """The network's guided prediction [B, C, h, w], float32, B rows."""
+        """The network's guided prediction [B, C, h, w], float32, also if guidance
+        doubles the batch inside."""
 
 
 class LatentDiffusion:
     """A model that maps noise and conditioning to images deterministically.
 
-    Latents stay float32 at any precision of the network; a float32 network does not run in TF32,
-    except for a decoder that was float16 and would overflow.
+    Latents stay float32 at any precision of the network. float32 arithmetic is exact, not TF32;
+    only a decoder that was upcast from float16 uses TF32.
 
     Raises:
         InputError: the model's scheduler cannot sample deterministically; a tiny decoder that
@@ -73,11 +74,11 @@ class LatentDiffusion:
         vae = denoiser.pipeline.vae
         tiny = config.tiny_decoder is not None
         decoder = load_tiny_decoder(config, vae, device=device) if tiny else vae
-        # float16 weights have 10 bits of mantissa, like TF32's products; upcasting adds range.
+        # float16 weights have 10 bits of mantissa, like TF32's operands: TF32 loses nothing here.
         self.decode_precision = "tf32" if decoder.dtype == torch.float16 else "ieee"
         self.vae = upcast(decoder)
         levels = len(vae.config.block_out_channels)
-        # Pixels of an image; a latent of FLUX.2 holds four of the VAE's latents.
+        # Pixels of an image; one position of FLUX.2's latents packs four of the VAE's.
         pixels = math.prod(denoiser.latent_shape) // vae.config.latent_channels * 4 ** (levels - 1)
         self.decode_batch = config.decode_batch or decode_batch_size(pixels)
         self.device = torch.device(device)  # on which networks compute, also if they are offloaded
@@ -96,7 +97,7 @@ class LatentDiffusion:
         """The conditioning of each class name, one row per name."""
         return self.denoiser.encode(names)
 
-    @torch.no_grad()  # not inference mode: offloaded weights that are loaded here need gradients
+    @torch.no_grad()  # not inference mode: gradients flow through weights loaded here, too
     def sample(self, noise: Tensor, condition: Conditioning) -> Tensor:
         """Noise of variance 1, float32 [B, C, h, w], to clean latents of the same shape.
 
@@ -107,7 +108,7 @@ class LatentDiffusion:
         scheduler.set_timesteps(config.steps)
         calls = len(scheduler.timesteps)
         latents = noise.to(self.device) * scheduler.init_noise_sigma
-        # The network's time steps are copied at once, since each copy makes the CPU wait; the
+        # The network's time steps are copied in one transfer, since each makes the CPU wait; the
         # scheduler uses its own, on the CPU.
         timesteps = scheduler.timesteps.to(self.device)
         for call, timestep in enumerate(scheduler.timesteps):
@@ -145,7 +146,7 @@ class LatentDiffusion:
 
 
 def unscaled(latents: Tensor, vae: Any) -> Tensor:
-    """Scale latents [B, C, h, w] to the input of the VAE.
+    """Undo the normalisation of latents [B, C, h, w]: the input of the VAE.
 
     Args:
         vae: its batch norm, if it is FLUX.2's, or else its config decides: `scaling_factor`, and
@@ -170,7 +171,7 @@ def decode_batch_size(pixels: int) -> int:
     bits, and a shard must be the same wherever it is made.
 
     16 images of 1024 x 1024 took Stable Diffusion's VAE 30 GiB in float32, so a pixel takes 1920
-    bytes (half in bfloat16). 8 GiB hold 4 of these, and 17 of 512 x 512.
+    bytes at any precision. 8 GiB hold 4 of these.
     """
     return max(1, min(MAX_DECODED, DECODING_BYTES // (BYTES_PER_PIXEL * pixels)))
 
@@ -189,12 +190,12 @@ def compile_network(network: Any, mode: str) -> None:
     """Compile in place; compilation runs at the first call, once for each batch size.
 
     Args:
-        mode: none; regional: the transformer blocks, which compile quickly because they are equal,
-            and do all of a DiT's work, 75 % of SDXL's, 54 % of Stable Diffusion 2.1's and 45 % of
-            1.5's (by FLOP), since convolutions are not included; full: the whole network and
-            decoder, which compile more slowly.
+        mode: none; regional: the transformer blocks, alike and quick to compile. Convolutions stay
+            uncompiled, so this covers all FLOP of a DiT, 75 % of SDXL's, 54 % of Stable
+            Diffusion 2.1's and 45 % of 1.5's. full: the whole network, more slowly; the caller
+            compiles the decoder, too.
     Raises:
-        InputError: this machine has no compiler for torch's code, or no folder for it.
+        InputError: this machine has no compiler for torch's code, or no private folder for it.
     """
     check_compiler(mode)
     if mode == "none":

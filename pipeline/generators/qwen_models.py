@@ -47,7 +47,7 @@ class Flux2(TwoRows, FlowModel):
     def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of three layers of Qwen3, side by side."""
         length, device = self.config.prompt_length, self.prompt_encoder.device
-        if device == META:  # Qwen3 reads the values of its mask
+        if device == META:  # Qwen3 reads the values of its mask, which meta tensors lack
             width = 3 * pipeline.text_encoder.config.hidden_size
             return Conditioning(torch.empty(1, length, width, device=META))
         tokens, _ = pipeline.encode_prompt(text, device=device, max_sequence_length=length)
@@ -58,7 +58,7 @@ class ZImage(FlowModel):
     """Z-Image and its distilled forms: the denoiser of a ZImagePipeline; see `FlowModel`.
 
     It reads prompts at their own length, so those of all classes must be equally long; its time
-    runs from 0 to 1, and its velocity points from noise to image.
+    runs from 0 at noise to 1 at the image, and its velocity points from noise to image.
     """
 
     def guided(

@@ -100,7 +100,7 @@ def _check_signal(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> None:
-    """Refuse scores that are only rounding: Euler steps invert a straight flow exactly.
+    """Refuse scores that differ by rounding alone: Euler steps invert a straight flow exactly.
 
     Args:
         dtype: of the network; its last bit is the perturbation when one noise is scored again.
@@ -178,7 +178,7 @@ class NoiseSelector:
             settings=config.noise,
         )
         start = float(optimised.history[0, 0])
-        # No seed reproduces this noise, so it is rounded to float16, in which it may be stored.
+        # No seed reproduces this noise: it may be stored as float16, so it is rounded to it now.
         # This also removes most differences of gradients between devices, in their last bits.
         noise = optimised.noise[0].half().float()
         return noise, {
@@ -204,7 +204,7 @@ class NoiseSelector:
         )
 
     def _seeds(self, group: MixGroup) -> tuple[int, ...]:
-        """Seeds of all candidates; the first is the group's seed, that of its random noise."""
+        """Seeds of all candidates; the first is the group's own seed, that of strategy "random"."""
         seed, others = self.plan.config.mixing.seed, range(1, self.plan.config.noise.candidates)
         return group.seed, *(hashed_seed(seed, "group", group.index, c) for c in others)
 
