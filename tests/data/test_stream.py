@@ -222,6 +222,8 @@ READERS = (_stream, _map_style)
 
 
 def _read_as(rank: int, url: str, port: int, results: "multiprocessing.Queue") -> None:
+    # As in a process of accelerate; one that was spawned would spawn its loaders' workers, too.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
     results.put((rank, [see(url, prepared) for see in READERS for prepared in (False, True)]))
