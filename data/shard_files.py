@@ -383,5 +383,5 @@ def _check(series: list[SeriesSpans], shard: ShardEntry) -> None:
     for group, spans in zip(shard.group_numbers, series, strict=True):
         if spans.group != group:
             raise ValueError(f"holds group {spans.group} where {group} belongs")
-        if len(spans.images) != len(series[0].images):
-            raise ValueError(f"group {group} has {len(spans.images)} images, others have more")
+        if (count := len(spans.images)) != (expected := len(series[0].images)):
+            raise ValueError(f"group {group} has {count} images, the first group has {expected}")

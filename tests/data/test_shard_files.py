@@ -291,6 +291,14 @@ def test_a_shard_that_is_not_as_indexed_is_named(remote, tmp_path):
         open_small(remote, tmp_path)
 
 
+def test_a_series_of_more_images_than_the_first_is_named(tmp_path):
+    root = handmade.root_of(
+        tmp_path / "root", [handmade.sample(0), handmade.sample(1, 3)], handmade.NAMES
+    )
+    with pytest.raises(ValueError, match="group 1 has 3 images, the first group has 2"):
+        MixedDataset(root.url, memory_limit=0, cache=tmp_path / "cache")
+
+
 def test_the_cache_folder_is_semix_cache(remote, tmp_path, monkeypatch):
     monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "mine"))
     MixedDataset(remote.url, memory_limit=0)
