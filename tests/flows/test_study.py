@@ -219,7 +219,7 @@ def test_a_slot_whose_gpu_is_lost_ends_and_others_go_on(prefect_api, tmp_path, m
 
     @flow
     def all_of_them():
-        with study_flow.trainings(jobs, tmp_path, slots=2, gpus=["4", "7"]):
+        with study_flow.run_jobs(jobs, tmp_path, slots=2, gpus=["4", "7"]):
             other_slot_works.wait(60)  # they work while the block does
 
     with pytest.raises(StudyFailed) as caught:
