@@ -4,7 +4,9 @@ import logging
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,7 +16,7 @@ from semix.calib.posthoc import minimise, nll_temperature, require_same_classes
 __all__ = ["Ensemble", "Structured", "fit_ensemble", "fit_sms", "fit_svs"]
 
 TOLERANCE = {"gradient": 1e-6, "change": 1e-10}  # for an NLL that is printed to four digits
-STEPS, CLOSE, TINY = 20_000, 1e-10, 1e-300  # of expectation maximisation
+MIN_WEIGHT = 1e-12  # of a part of the ensemble: its logarithm stays finite
 log = logging.getLogger("semix.calib")
 
 
@@ -136,8 +138,8 @@ class Ensemble:
 def fit_ensemble(logits: Tensor, targets: Tensor) -> Ensemble:
     """Ensemble temperature scaling: T, then the weights that minimise the NLL.
 
-    The mean log-likelihood is concave in the weights, and expectation maximisation converges to
-    its only maximum. Fit on validation data, never on the data that is measured afterwards.
+    The NLL is convex in the weights, so sequential quadratic programming finds its one minimum.
+    Fit on validation data, never on the data that is measured afterwards.
 
     Args, Raises: as of `fit_svs`.
 
@@ -146,16 +148,22 @@ def fit_ensemble(logits: Tensor, targets: Tensor) -> Ensemble:
     logits, targets = validated_float64(logits, targets)
     temperature = nll_temperature(logits, targets)
     parts = _components(logits, temperature)
-    chosen = parts.gather(2, targets.expand(3, -1)[..., None])[..., 0].T.exp()  # [N, 3]
-    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
-    for _ in range(STEPS):
-        shares = chosen * weights
-        better = (shares / shares.sum(1, keepdim=True).clamp(min=TINY)).mean(0)
-        better = better / better.sum()
-        moved = (better - weights).abs().max()
-        weights = better
-        if moved < CLOSE:
-            break
+    of_target = parts.gather(2, targets.expand(3, -1)[..., None])[..., 0].T.exp().numpy()  # [N, 3]
+
+    def nll(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        likelihood = of_target @ weights
+        return -np.log(likelihood).mean(), -(of_target / likelihood[:, None]).mean(0)
+
+    solution = minimize(
+        nll,
+        np.full(3, 1 / 3),
+        method="SLSQP",
+        jac=True,
+        bounds=[(MIN_WEIGHT, 1.0)] * 3,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": lambda w: np.ones(3)},
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    weights = solution.x / solution.x.sum()
     first, second, third = weights.tolist()
     return Ensemble(temperature, (first, second, third))
 

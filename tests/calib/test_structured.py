@@ -1,6 +1,7 @@
 """Structured and ensemble scaling: against probmetrics, on known truth, with few images."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,22 @@ def test_images_that_are_all_right_leave_nothing_certain():
         scaled = fit(logits, targets).apply(torch.tensor([[5.0, 0, 0], [0, 0, 5.0]]))
         assert 0.98 < scaled.softmax(1).max() < 0.999
         assert scaled.isfinite().all()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
+def test_no_other_weights_of_an_ensemble_are_likelier(noise: float):
+    """Against every weighting on a grid of steps of 0.02, corners and edges included."""
+    logits, targets, _ = known_truth(400, 3, seed=4)
+    rng = torch.Generator().manual_seed(5)
+    random = torch.randint(3, targets.shape, generator=rng)
+    targets = torch.where(torch.rand(targets.shape, generator=rng) < noise, random, targets)
+    fitted = fit_ensemble(4 * logits, targets)
+    best = functional.cross_entropy(fitted.apply(4 * logits), targets).item()
+    for first in range(51):
+        for second in range(51 - first):
+            weights = (first / 50, second / 50, (50 - first - second) / 50)
+            other = replace(fitted, weights=weights).apply(4 * logits)
+            assert best <= functional.cross_entropy(other, targets).item() + 1e-12
 
 
 def test_an_ensemble_weighs_chance_where_labels_are_noise():
