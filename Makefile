@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK_DATE := 2026-11-14
 
+# Without compiled files each of some hundred processes that tests start compiles semix anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup quickstart test test-process test-slow check bench bench-gpu bench-fidelity lock clean
 
 setup: .venv/installed

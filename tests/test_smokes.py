@@ -18,7 +18,8 @@ pytestmark = pytest.mark.smoke
 def test_a_build_that_was_killed_ends_as_an_unbroken_one(
     hasty_config, built, tmp_path, prefect_api
 ):
-    survive(1, write_config(hasty_config, tmp_path), built, prefect_api, longest_s=0.2)
+    file = write_config(hasty_config, tmp_path)
+    survive(1, file, built, prefect_api, longest_s=0.2, slots=1)
 
 
 def test_images_are_labelled_anew_by_another_clip(root, other_clip, prefect_api):

@@ -46,6 +46,7 @@ def accuracy_loss(run: Path) -> float:
     return 100 * (base["validation_accuracy"] - head["validation_accuracy"])
 
 
+@pytest.mark.process  # for its length
 def test_a_head_of_default_settings_keeps_a_small_sets_accuracy(small: Path):
     assert evaluation(small)["rows"][0]["validation_accuracy"] > 0.9
     assert accuracy_loss(small) <= 2
@@ -60,6 +61,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.process  # for its length
 def test_a_head_that_costs_accuracy_says_so_in_evaluation_terminal_and_report(
     small: Path, large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -14,28 +14,43 @@ from semix.pipeline.standins import tiny_recipe
 from tests.command import semix
 
 
-@pytest.fixture
-def pictures(tmp_path, digits):
-    """Twenty digits each of two classes."""
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory, digits):
+    """Twenty digits each of two classes, and files that are none."""
+    folder = tmp_path_factory.mktemp("standins") / "pictures"
     images, targets = digits.test.images(), digits.test.targets
     for digit, name in enumerate(("zero", "one")):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True)
         for number, image in enumerate(images[targets == digit][:20]):
-            Image.fromarray(image).save(tmp_path / "pictures" / name / f"{number}.png")
-    return tmp_path / "pictures"
+            Image.fromarray(image).save(folder / name / f"{number}.png")
+    (folder / "zero" / "a.heic").write_bytes(b"")
+    (folder / "labels.csv").write_text("")
+    return folder
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch):
-    monkeypatch.setattr(
-        "semix.pipeline.standins.recipe_for", lambda **_: tiny_recipe(image_size=32)
-    )
+@pytest.fixture(scope="module", autouse=True)
+def hasty():
+    """The command trains for a few steps."""
+    recipe = tiny_recipe(image_size=32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("semix.pipeline.standins.recipe_for", lambda **_: recipe)
+        yield
 
 
-def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, tmp_path):
-    (pictures / "zero" / "a.heic").write_bytes(b"")
-    (pictures / "labels.csv").write_text("")
-    status, out, err = semix("standins", str(pictures), "--out", str(tmp_path / "models"), "--json")
+@pytest.fixture(scope="module")
+def models(pictures):
+    """Where the command puts the models of the pictures."""
+    return pictures.with_name("models")
+
+
+@pytest.fixture(scope="module")
+def trained(pictures, models):
+    """Status and output of the command that trained them."""
+    return semix("standins", str(pictures), "--out", str(models), "--json")
+
+
+def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(trained, tmp_path):
+    status, out, err = trained
     assert status == 0, err
     assert "ignored beside 40 images: 1 .heic, 1 loose files; images are PNG," in err
     facts = json.loads(out)
@@ -51,17 +66,19 @@ def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, 
     assert "# Gives labels of" in Path(facts["config"]).read_text()
 
 
-def test_again_it_finds_them_and_leaves_a_config_that_was_changed(pictures, tmp_path):
-    models, config = tmp_path / "models", tmp_path / "build.yaml"
+def test_again_it_finds_them_and_leaves_a_config_that_was_changed(
+    trained, models, pictures, tmp_path
+):
+    config = tmp_path / "build.yaml"
     config.write_text(f"real: {{name: imagefolder, path: {pictures}}}\nmixing: {{seed: 4}}\n")
-    first = standins.standins(str(config), models)
+    first = json.loads(trained[1])
+    assert standins.standins(str(config), models)["diffusion"] == first["diffusion"]
     (models / "build.yaml").write_text("mine: true\n")
     status, out, err = semix("standins", str(pictures), "--out", str(models))
     assert status == 0, err
     assert "the models were trained already" in out
     assert "build.yaml exists and stays" in err
     assert (models / "build.yaml").read_text() == "mine: true\n"
-    assert standins.standins(str(pictures), models)["clip"] == first["clip"]
 
 
 def test_pictures_that_teach_nothing_are_refused_before_anything_is_trained(pictures, tmp_path):

@@ -40,7 +40,9 @@ def write_config(config, tmp_path) -> Path:
     return file
 
 
-def survive(kills: int, file: Path, unbroken: Root, api: str, *, longest_s: float) -> None:
+def survive(
+    kills: int, file: Path, unbroken: Root, api: str, *, longest_s: float, slots: int = 2
+) -> None:
     """Kill the build `kills` times, let it finish, and compare it with an unbroken one.
 
     Args:
@@ -49,13 +51,13 @@ def survive(kills: int, file: Path, unbroken: Root, api: str, *, longest_s: floa
     out = file.parent / "killed"
     rng, committed = random.Random(kills), []
     for _ in range(kills):
-        process = start(file, out, api)
+        process = start(file, out, api, slots=slots)
         wait_for_life(out, done_before=committed[-1] if committed else 0, process=process)
         time.sleep(rng.uniform(0, longest_s))
         process.send_signal(signal.SIGKILL)
         process.wait()
         committed.append(len(Root(str(out)).done()))
-    process = start(file, out, api)
+    process = start(file, out, api, slots=slots)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert committed == sorted(committed), "a committed shard was lost"
