@@ -4,6 +4,7 @@ import io
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.datasets import load_sample_images
 from benchmarks.measure import Result, interleaved, ratio
 from semix.data.images import decode_image, encode_image
 from semix.pipeline.shard import encode_series
-from semix.pipeline.shard_writer import ShardWriter, Stopwatch
+from semix.pipeline.shard_writer import Stopwatch, write_series
 from tests import handmade
 
 SERIES, ALPHAS, SIZE = 50, 8, 512
@@ -71,13 +72,12 @@ def crops(count: int) -> np.ndarray:
 
 
 def ours(photographs: np.ndarray, folder: str) -> None:
-    with (
-        Path(folder, "ours.tar").open("wb") as file,
-        ShardWriter(file, extension="webp", clock=Stopwatch(), threads=2) as writer,
-    ):
-        for group, series in enumerate(photographs):
-            record = handmade.series_of(handmade.record(group, ALPHAS))
-            writer.add(record, lambda series=series: encode_series(series, "webp"))
+    series = (
+        (handmade.series_of(handmade.record(group, ALPHAS)), partial(encode_series, images, "webp"))
+        for group, images in enumerate(photographs)
+    )
+    with Path(folder, "ours.tar").open("wb") as file:
+        write_series(file, series, extension="webp", clock=Stopwatch(), threads=2)
 
 
 def peer(photographs: np.ndarray, folder: str, encode, extension: str) -> None:  # type: ignore[no-untyped-def]

@@ -23,13 +23,12 @@ def make_shards() -> tuple[float, float, float]:
     """Resident megabytes after the first shard and after the last, and the peak."""
     from benchmarks.models import build_config, open_root
     from semix.pipeline.shard import generate_shard
-    from semix.pipeline.shard_job import finish
 
     config = build_config("generator.steps=1", "mixing.groups_per_pair=18", "mixing.alphas=4")
     root, plan, models = open_root(config)
     resident = []
     for index in range(SHARDS):
-        finish(generate_shard(plan.shard(index), plan, models=models, root=root))
+        generate_shard(plan.shard(index), plan, models=models, root=root).publish()
         resident.append(resident_mb())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return resident[0], resident[-1], peak

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,9 +20,9 @@ from semix.data.leases import claim, release
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.shard import encode_series, generate_shard, make_batch
-from semix.pipeline.shard_job import BuildJob, Making, finish
-from semix.pipeline.shard_writer import ShardWriter, Stopwatch
+from semix.pipeline.shard import GeneratedShard, encode_series, generate_shard, make_batch
+from semix.pipeline.shard_job import BuildJob
+from semix.pipeline.shard_writer import Stopwatch, write_series
 from semix.pipeline.standins import StandIns
 from semix.pipeline.worker import Worker
 from tests import handmade
@@ -69,18 +70,17 @@ def measure_encoding(result: Result, folder: Path, models: StandIns) -> None:
             pixels.append(make_batch(groups, plan, models=loaded, clock=Stopwatch()).images)
 
     def encode() -> None:
-        with (
-            (folder / "alone.tar").open("wb") as file,
-            ShardWriter(file, extension="png", clock=Stopwatch(), threads=1) as writer,
-        ):
-            for index, series in enumerate(image for batch in pixels for image in batch):
-                record = handmade.series_of(handmade.record(index, 8))
-                writer.add(record, lambda series=series: encode_series(series, "png"))
+        series = (
+            (handmade.series_of(handmade.record(index, 8)), partial(encode_series, images, "png"))
+            for index, images in enumerate(images for batch in pixels for images in batch)
+        )
+        with (folder / "alone.tar").open("wb") as file:
+            write_series(file, series, extension="png", clock=Stopwatch(), threads=1)
 
     def overlapped() -> None:
         if root.is_committed(0):
             root.discard(0)
-        finish(generate_shard(spec, plan, models=loaded, root=root))
+        generate_shard(spec, plan, models=loaded, root=root).publish()
 
     seconds = interleaved(
         {"generate": generate, "encode": encode, "overlapped": overlapped},
@@ -106,13 +106,11 @@ def measure_publishing(result: Result, models: StandIns) -> None:
     job = BuildJob(root)
     job.models, job.load = loaded, lambda **_: None  # type: ignore[method-assign]
 
-    def make_all(end: Callable[[Making[Any]], object]) -> None:
+    def make_all(end: Callable[[GeneratedShard], object]) -> None:
         with slow_store(root):
             for shard in range(SHARDS):
                 claim(root.store, shard)
-                making = generate_shard(plan.shard(shard), plan, models=loaded, root=root)
-                next(making)
-                end(making)
+                end(generate_shard(plan.shard(shard), plan, models=loaded, root=root))
                 release(root.store, shard)
 
     def worker() -> None:
@@ -121,8 +119,8 @@ def measure_publishing(result: Result, models: StandIns) -> None:
 
     seconds = interleaved(
         {
-            "making": lambda: make_all(lambda making: making.close()),
-            "one after another": lambda: make_all(finish),
+            "making": lambda: make_all(lambda made: made.files.close()),
+            "one after another": lambda: make_all(GeneratedShard.publish),
             "worker": worker,
         },
         repeats=3,

@@ -18,7 +18,6 @@ from semix.pipeline.noise.source import random_noise
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import Models, generate_shard
-from semix.pipeline.shard_job import finish
 
 
 class Blends:
@@ -83,4 +82,4 @@ def fill(root: Root, *, size: int) -> None:
     plan = plan_of(root)
     models = blending_models(root, plan, size=size)
     for shard in root.missing():
-        finish(generate_shard(plan.shard(shard), plan, models=models, root=root))
+        generate_shard(plan.shard(shard), plan, models=models, root=root).publish()

@@ -33,7 +33,6 @@ from semix.pipeline.relabel import (
     relabelled_config,
 )
 from semix.pipeline.root import create_root
-from semix.pipeline.shard_job import finish
 from semix.pipeline.standins import Recipe, TrainingStage, train_standins
 
 ALPHAS, SIZE = 8, 32
@@ -127,7 +126,7 @@ def relabel(job: RelabelJob) -> None:
     for shard, record in job.labels.root.committed().items():
         if job.store.exists(job.labels.name(shard)):
             job.store.delete(job.labels.name(shard))
-        finish(label_shard(record, labels=job.labels, plan=job.plan, annotator=job.annotator))
+        label_shard(record, labels=job.labels, plan=job.plan, annotator=job.annotator).publish()
 
 
 def all_pixels(root: Root) -> Tensor:

@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,7 +48,7 @@ from semix.pipeline.provenance import (
     unchanged,
 )
 from semix.pipeline.root import plan_of
-from semix.pipeline.shard_job import HeartbeatCallback, Making, failure_of, finish
+from semix.pipeline.shard_job import HeartbeatCallback, Publish, failure_of
 
 if TYPE_CHECKING:  # torch costs seconds
     from torch import Tensor
@@ -222,19 +223,24 @@ class RelabelJob:
         prototypes = self.store.get(self.labels.prototypes)
         self.annotator = build_annotator(config, prototypes, device=device)
 
-    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Publish:
         assert self.annotator is not None, "load() comes first"
         record = self.labels.root.record(shard)
         if record is None:
-            return "its images are gone; they are made again first"
-        yield from label_shard(
+            return lambda: "its images are gone; they are made again first"
+        labelled = label_shard(
             record,
             labels=self.labels,
             plan=self.plan,
             annotator=self.annotator,
             heartbeat=heartbeat,
         )
-        return f"{record.groups} groups labelled"
+
+        def publish() -> str:
+            labelled.publish()
+            return f"{record.groups} groups labelled"
+
+        return publish
 
     def record_failure(self, failure: Failure) -> None:
         self.labels.record_failure(failure)
@@ -263,7 +269,7 @@ def label_stored(
 
     def label(shard: int) -> int:
         try:
-            finish(job.make(shard, heartbeat=lambda: None))
+            job.make(shard, heartbeat=lambda: None)()
         except InputError:
             raise
         except Exception as error:
@@ -281,10 +287,8 @@ def label_shard(
     plan: BuildPlan,
     annotator: "Annotator",
     heartbeat: Callable[[], None] = lambda: None,
-) -> Making[bool]:
-    """Label the images of one committed shard, in one object; return False if they have labels.
-
-    Pauses once the labels are ready to publish.
+) -> "LabelledShard":
+    """Label the images of one committed shard.
 
     Raises:
         ValueError: the features or the tar are damaged, or not as recorded.
@@ -295,11 +299,24 @@ def label_shard(
         SeriesLabels(group=group.index, **series_labels.label_fields())
         for group, series_labels in zip(groups, annotator.annotate(features, groups), strict=True)
     ]
-    yield
-    file = None
-    if labels.record.features == IMAGES:  # new features are stored with this set
-        file = store_features(labels.store, features, stem=labels.stem(record.shard))
-    return labels.commit(record.shard, images=record.sha256, groups=series, features=file)
+    return LabelledShard(record, labels, series, features)
+
+
+@dataclass(frozen=True)
+class LabelledShard:
+    """The labels of one shard, not yet published."""
+
+    record: CommitRecord
+    labels: LabelSet
+    series: list[SeriesLabels]
+    features: Features
+
+    def publish(self) -> bool:
+        """Publish the labels, in one object; return False if the images have labels already."""
+        record, labels, file = self.record, self.labels, None
+        if labels.record.features == IMAGES:  # new features are stored with this set
+            file = store_features(labels.store, self.features, stem=labels.stem(record.shard))
+        return labels.commit(record.shard, images=record.sha256, groups=self.series, features=file)
 
 
 def features_file(record: CommitRecord, labels: LabelSet | None) -> File:

@@ -1,6 +1,7 @@
 """Make one shard, from noise to commit record: models, batches, series and publishing."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from semix.pipeline.prompts import prompt_names
 from semix.pipeline.prototypes import is_prepared
 from semix.pipeline.provenance import library_versions
 from semix.pipeline.root import plan_of
-from semix.pipeline.shard_writer import ShardWriter, Stopwatch, encoding_threads, publish_shard
+from semix.pipeline.shard_writer import Stopwatch, encoding_threads, publish_shard, write_series
 
 MAX_LISTED = 5  # series left out that an error message lists
 
@@ -106,43 +107,70 @@ def generate_shard(
     models: Models,
     root: Root,
     heartbeat: Callable[[], None] = lambda: None,
-) -> Generator[None, None, CommitRecord]:
-    """Make one shard and commit it; no file gets its final name before the shard is complete.
+) -> "GeneratedShard":
+    """Make one shard, whose tar is staged until it is published.
 
-    Images are encoded and written on threads while the next ones are generated. Then the generator
-    pauses: hashing and publishing may continue on another thread while this one makes the next
-    shard. If it is closed at the pause, it leaves nothing behind.
+    Images are encoded on threads while the next ones are generated.
 
     Args:
         heartbeat: called after each batch, to show that there is progress.
-    Returns:
-        The commit record. `wall_seconds` is the time until the worker may begin the next shard;
-        `seconds` of several stages overlap, those of "write" with the next shard's too.
     Raises:
-        ValueError: more series are flat or not finite than `shards.max_left_out` allows; nothing
-            is published.
+        ValueError: more series are flat or not finite than `shards.max_left_out` allows.
     """
     clock = Stopwatch()
-    with root.store.staging(f"{shard_stem(spec.index)}.tar") as staged:
+    with ExitStack() as stack:
+        staged = stack.enter_context(root.store.staging(f"{shard_stem(spec.index)}.tar"))
         results = _write_tar(spec, plan, staged, models=models, clock=clock, heartbeat=heartbeat)
         tflop = models.cost.shard_tflop(plan, spec) if models.cost else None
-        with clock.stage("stall"):  # until the previous shard is published
-            yield
-        wall_seconds = clock.wall  # from here on the worker makes the next shard
-        features = {name: torch.cat(rows).half() for name, rows in results.features.items()}
-        return publish_shard(
-            root,
-            spec.index,
-            staged,
-            save(features),
-            clock=clock,
-            groups=spec.stop - spec.start - len(results.left_out),
-            first=spec.start,
-            wall_seconds=wall_seconds,
-            versions=library_versions(),
-            tflop=tflop,
-            left_out=results.left_out,
+        return GeneratedShard(
+            spec, root, staged, results, clock, tflop, made_at=clock.wall, files=stack.pop_all()
         )
+
+
+@dataclass(frozen=True)
+class GeneratedShard:
+    """A shard that is made and not yet published.
+
+    Attributes:
+        staged: its whole tar, which is removed at the end of the block of `files`.
+        made_at: by its clock.
+    """
+
+    spec: ShardSpec
+    root: Root
+    staged: Path
+    results: "BatchResults"
+    clock: Stopwatch
+    tflop: float | None
+    made_at: float
+    files: ExitStack
+
+    def publish(self) -> CommitRecord:
+        """Publish tar and features, then the commit record; needs no models, on any thread.
+
+        Returns:
+            The record. `wall_seconds` is the time until the worker may begin the next shard, the
+            time for which this one waited for the one before it included; `seconds` of several
+            stages overlap, those of "write" with the next shard's too.
+        """
+        spec, results, clock = self.spec, self.results, self.clock
+        wall_seconds = clock.wall
+        clock.add("stall", wall_seconds - self.made_at)
+        features = {name: torch.cat(rows).half() for name, rows in results.features.items()}
+        with self.files:
+            return publish_shard(
+                self.root,
+                spec.index,
+                self.staged,
+                save(features),
+                clock=clock,
+                groups=spec.stop - spec.start - len(results.left_out),
+                first=spec.start,
+                wall_seconds=wall_seconds,
+                versions=library_versions(),
+                tflop=self.tflop,
+                left_out=results.left_out,
+            )
 
 
 @dataclass
@@ -168,20 +196,23 @@ def _write_tar(
 ) -> BatchResults:
     """Generate all series and write those that can be stored into the staged tar."""
     extension, results = plan.config.shards.image_format, BatchResults()
-    with (
-        staged.open("wb") as file,
-        ShardWriter(file, extension=extension, clock=clock) as writer,
-    ):
+
+    def series() -> Iterator[tuple[SeriesRecord, Callable[[], list[bytes]]]]:
         for groups in batches(spec, plan):
             batch = make_batch(groups, plan, models=models, clock=clock)
             results.left_out += batch.left_out
             _check_left_out(results.left_out, spec, plan)
             for row, labels in zip(batch.storable, batch.labels(models.annotator), strict=True):
                 record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
-                writer.add(record, batch.encoding(row, extension))
+                with clock.stage("stall"):  # until an encoding thread is free
+                    yield record, batch.encoding(row, extension)
             for name, rows in batch.features.items():
                 results.features.setdefault(name, []).append(rows[batch.storable])
             heartbeat()
+        last_stage.enter_context(clock.stage("stall"))  # until the last series is written
+
+    with staged.open("wb") as file, ExitStack() as last_stage:
+        write_series(file, series(), extension=extension, clock=clock)
     return results
 
 

@@ -3,9 +3,9 @@
 import re
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from semix.data.formats import Failure
 from semix.data.root import Root
@@ -17,20 +17,9 @@ from semix.pipeline.root import plan_of
 if TYPE_CHECKING:  # diffusers and open_clip cost seconds, and stored features need neither
     from semix.pipeline.shard import Models
 
-T = TypeVar("T")
 HeartbeatCallback = Callable[[], None]
-# Pauses at most once, where the rest may continue on another thread; returns a value at its end.
-Making = Generator[None, None, T]
-
-
-def finish(making: Making[T]) -> T:
-    """Run a generator to its end on this thread and return its value."""
-    while True:
-        try:
-            next(making)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
+# Publishes a shard that was made, on any thread and without models; returns words for the log.
+Publish = Callable[[], str]
 
 
 class ShardJob(Protocol):
@@ -61,11 +50,8 @@ class ShardJob(Protocol):
             heartbeat: called by the models whenever there was progress, now and in `make`.
         """
 
-    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
-        """Make and commit one shard; returns a few words for the log.
-
-        Pauses once the shard is made: publishing it needs no models and calls no heartbeat.
-        """
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Publish:
+        """Make one shard; return the call that publishes and commits it."""
 
     def record_failure(self, failure: Failure) -> None: ...
 
@@ -104,18 +90,23 @@ class BuildJob:
         prepare(self.root, device=device, heartbeat=heartbeat)
         self.models = load_models(self.root, self.plan, device=device, heartbeat=heartbeat)
 
-    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Publish:
         from semix.pipeline.shard import generate_shard
 
         assert self.models is not None, "load() comes first"
-        record = yield from generate_shard(
+        made = generate_shard(
             self.plan.shard(shard),
             self.plan,
             models=self.models,
             root=self.root,
             heartbeat=heartbeat,
         )
-        return f"{record.groups} groups, {record.tar}"
+
+        def publish() -> str:
+            record = made.publish()
+            return f"{record.groups} groups, {record.tar}"
+
+        return publish
 
     def record_failure(self, failure: Failure) -> None:
         self.root.record_failure(failure)

@@ -6,11 +6,9 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from queue import Full, Queue
 from typing import Any, BinaryIO
 
 from semix.data.formats import (
@@ -25,6 +23,7 @@ from semix.data.formats import (
 from semix.data.machine import cores
 from semix.data.root import Root
 from semix.data.tar import GroupSample, write_tar
+from semix.data.threads import mapped
 
 MAX_QUEUED = 4  # series per encoding thread in progress, which bounds memory
 MAX_THREADS = 8  # lossless WebP of 512 px takes 6 ms: more than any GPU keeps busy
@@ -45,98 +44,45 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: ShardStage) -> Iterator[None]:
-        start = time.perf_counter()
+        start = self.wall
         yield
+        self.add(name, self.wall - start)
+
+    def add(self, name: ShardStage, seconds: float) -> None:
         with self._lock:
-            self.seconds[name] += time.perf_counter() - start
+            self.seconds[name] += seconds
 
     @property
     def wall(self) -> float:
         return time.perf_counter() - self._start
 
 
-class ShardWriter:
-    """Writes one tar; leaving the block by an exception stops the threads.
+def write_series(
+    file: BinaryIO,
+    series: Iterable[tuple[SeriesRecord, Callable[[], list[bytes]]]],
+    *,
+    extension: str,
+    clock: Stopwatch,
+    threads: int | None = None,
+) -> None:
+    """Write a tar of series, in order, whose images are encoded on threads while others are made.
 
     Args:
+        series: the record of each, and the call that encodes its images.
         extension: of the images.
+    Raises:
+        Exception: any error of a series, of its encoding, or of the file; no thread is left.
     """
 
-    def __init__(
-        self,
-        file: BinaryIO,
-        *,
-        extension: str,
-        clock: Stopwatch,
-        threads: int | None = None,
-    ) -> None:
-        threads = threads or encoding_threads()
-        self._file = file
-        self._extension = extension
-        self._clock = clock
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
-        self._queue: Queue[tuple[SeriesRecord, Future[list[bytes]]] | None] = Queue(
-            MAX_QUEUED * threads
-        )
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._write, name="write", daemon=True)
+    def encoded(item: tuple[SeriesRecord, Callable[[], list[bytes]]]) -> GroupSample:
+        record, encode = item
+        with clock.stage("encode"):
+            return GroupSample(record, encode(), extension)
 
-    def __enter__(self) -> "ShardWriter":
-        self._thread.start()
-        return self
-
-    def add(self, record: SeriesRecord, encode: Callable[[], list[bytes]]) -> None:
-        """Queue one series; waits while too many are in progress.
-
-        Raises:
-            Exception: any error of an earlier series on its thread.
-        """
-        with self._clock.stage("stall"):
-            self._put((record, self._pool.submit(self._encode_timed, encode)))
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
-            self._stop_threads()
-            return
-        with self._clock.stage("stall"):
-            self._put(None)
-            self._thread.join()
-        self._pool.shutdown()
-        self._raise_error()
-
-    def _stop_threads(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        while self._thread.is_alive():
-            with suppress(Full):
-                self._queue.put(None, timeout=0.1)  # behind cancelled and finished series
-            self._thread.join(timeout=0.1)
-
-    def _put(self, item: tuple[SeriesRecord, Future[list[bytes]]] | None) -> None:
-        while True:
-            self._raise_error()
-            try:
-                return self._queue.put(item, timeout=1.0)
-            except Full:
-                continue  # check again whether the writer has failed
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _encode_timed(self, encode: Callable[[], list[bytes]]) -> list[bytes]:
-        with self._clock.stage("encode"):
-            return encode()
-
-    def _write(self) -> None:
-        try:
-            write_tar(self._file, self._samples())
-        except BaseException as error:
-            self._error = error
-
-    def _samples(self) -> Iterator[GroupSample]:
-        while (item := self._queue.get()) is not None:
-            record, images = item
-            yield GroupSample(record, images.result(), self._extension)
+    threads = threads or encoding_threads()
+    samples = mapped(encoded, series, threads=threads, ahead=MAX_QUEUED * threads)
+    with closing(samples):
+        write_tar(file, samples)
 
 
 def publish_shard(

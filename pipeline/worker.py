@@ -18,7 +18,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -37,10 +37,9 @@ from semix.pipeline.root import open_root
 from semix.pipeline.shard_job import (
     BuildJob,
     HeartbeatCallback,
-    Making,
+    Publish,
     ShardJob,
     failure_of,
-    finish,
 )
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
@@ -70,6 +69,19 @@ class AttemptResult(Enum):
     ALREADY_DONE = auto()
     MADE = auto()
     FAILED = auto()
+
+
+@dataclass(frozen=True)
+class MadeShard:
+    """A shard that was made and is to be published.
+
+    Attributes:
+        lease: released at the end of its block.
+    """
+
+    shard: int
+    publish: Publish
+    lease: ExitStack
 
 
 class LeaseBackoff:
@@ -264,18 +276,19 @@ class Worker:
                 if pending.failed_before(shard):  # may kill the process: publish first
                     self._wait_for_publishing(pending, publishing)
                     publishing = None
-                attempt = self.make(shard)
-                result = _run_to_pause(attempt)
-                if result is AttemptResult.ALREADY_DONE:
+                made = self.make(shard)
+                if made is AttemptResult.ALREADY_DONE:
                     if pending.is_stale():
                         break
                     continue
                 num_tried += 1
-                future = thread.submit(finish, attempt) if result is None else None
+                future = None
+                if isinstance(made, MadeShard):
+                    future = thread.submit(self.publish, made)
                 self._wait_for_publishing(pending, publishing)
                 publishing = (shard, future) if future else None
-                if result:
-                    self._record_result(pending, shard, result)
+                if made is AttemptResult.FAILED:
+                    self._record_result(pending, shard, made)
             self._wait_for_publishing(pending, publishing)
         return num_tried
 
@@ -287,27 +300,47 @@ class Worker:
             else:
                 pending.backoff.add(shard)
 
-    def make(self, shard: int) -> Making[AttemptResult]:
-        """Make one shard under a lease, then release it; pauses where the job's `make` pauses."""
-        lease = self.job.lease(shard)
+    def make(self, shard: int) -> MadeShard | AttemptResult:
+        """Make a claimed shard; its lease is held until it is published, else released."""
+        with ExitStack() as stack:
+            stack.enter_context(self._releasing(self.job.lease(shard)))
+            try:
+                if self.job.is_done(shard):  # finished between the refresh and the claim
+                    return AttemptResult.ALREADY_DONE
+                publish = self.job.make(shard, heartbeat=self._lease_heartbeat)
+            except Exception as error:
+                return self._failed(shard, error)
+            return MadeShard(shard, publish, lease=stack.pop_all())
+
+    def publish(self, made: MadeShard) -> AttemptResult:
+        """Publish a shard, on whichever thread, and release its lease."""
+        with made.lease:
+            try:
+                summary = made.publish()
+            except Exception as error:
+                return self._failed(made.shard, error)
+        print_line(f"shard {made.shard}: {summary}")
+        return AttemptResult.MADE
+
+    @contextmanager
+    def _releasing(self, lease: int | str) -> Iterator[None]:
+        """Renew a lease that was just claimed until the block is left, then release it."""
         try:
-            if self.job.is_done(shard):  # finished between the refresh and the claim
-                return AttemptResult.ALREADY_DONE
             with self._lease_heartbeat.holding(lease):
-                summary = yield from self.job.make(shard, heartbeat=self._lease_heartbeat)
-            print_line(f"shard {shard}: {summary}")
-            return AttemptResult.MADE
-        except InputError:
-            raise
-        except Exception as error:
-            self._cause = cause_of(error, self.job.store.url)
-            self._record_failure(shard, error)
-            if _is_device_error(error):
-                raise DeviceError(str(error)) from error
-            return AttemptResult.FAILED
+                yield
         finally:
             with suppress(OSError):  # a lease that is not renewed expires
                 release(self.job.store, lease)
+
+    def _failed(self, shard: int, error: Exception) -> AttemptResult:
+        """Record why an attempt failed; re-raises what is no fault of the shard."""
+        if isinstance(error, InputError):
+            raise error
+        self._cause = cause_of(error, self.job.store.url)
+        self._record_failure(shard, error)
+        if _is_device_error(error):
+            raise DeviceError(str(error)) from error
+        return AttemptResult.FAILED
 
     def _wait_for_publishing(
         self, pending: PendingShards, publishing: tuple[int, Future[AttemptResult]] | None
@@ -336,16 +369,6 @@ class Worker:
     def _record_failure(self, shard: int, error: Exception) -> None:
         print_line(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr)
         self.job.record_failure(failure_of(shard, error))
-
-
-def _run_to_pause(attempt: Making[AttemptResult]) -> AttemptResult | None:
-    """Run an attempt up to its pause and return None, or to its end and return its result."""
-    try:
-        next(attempt)
-    except StopIteration as stop:
-        result: AttemptResult = stop.value
-        return result
-    return None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.encoding import crops
 from benchmarks.gpu.bench import Bench, check_activations
 from benchmarks.measure import Result
 from semix.pipeline.shard import encode_series
-from semix.pipeline.shard_writer import ShardWriter, Stopwatch
+from semix.pipeline.shard_writer import Stopwatch, write_series
 from tests import handmade
 
 BATCH = 64
@@ -60,15 +61,16 @@ def _time(bench: Bench, call: Any) -> float:
 
 
 def _overlapped(bench: Bench, batches: Any, photographs: np.ndarray) -> None:
-    with (
-        (bench.folder / "ours.tar").open("wb") as file,
-        ShardWriter(file, extension="webp", clock=Stopwatch()) as writer,
-    ):
-        for number, _ in enumerate(batches):
-            for row in range(0, BATCH, 8):
-                record = handmade.series_of(handmade.record(number * BATCH + row, 8))
-                series = photographs[row : row + 8]
-                writer.add(record, lambda series=series: encode_series(series, "webp"))
+    series = (
+        (
+            handmade.series_of(handmade.record(number * BATCH + row, 8)),
+            partial(encode_series, photographs[row : row + 8], "webp"),
+        )
+        for number, _ in enumerate(batches)
+        for row in range(0, BATCH, 8)
+    )
+    with (bench.folder / "ours.tar").open("wb") as file:
+        write_series(file, series, extension="webp", clock=Stopwatch())
 
 
 def _serial(bench: Bench, batches: Any, photographs: np.ndarray) -> None:

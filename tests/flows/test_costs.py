@@ -15,7 +15,6 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes, read_prototypes
 from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.shard import generate_shard, load_models
-from semix.pipeline.shard_job import finish
 from tests.emulated_cuda import emulated_cuda
 
 
@@ -82,7 +81,7 @@ def test_only_what_is_missing_needs_space(hasty_config, tmp_path):
     ensure_prototypes(root, device="cpu")
     plan = plan_of(root)
     models = load_models(root, plan, device="cpu")
-    finish(generate_shard(plan.shard(3), plan, models=models, root=root))
+    generate_shard(plan.shard(3), plan, models=models, root=root).publish()
     facts = check(hasty_config, str(tmp_path), rate=1)
     assert (facts["shards"], facts["missing"]) == (8, 7)
     assert readable(facts)["missing"] == "7 shards"

@@ -11,7 +11,6 @@ from semix.pipeline.plan import BuildPlan
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.shard import Models, generate_shard, load_models
-from semix.pipeline.shard_job import finish
 
 # Fields that say who made a shard and when; all others are a function of the plan.
 CIRCUMSTANCES = {"seconds", "wall_seconds", "attempt", "worker", "record_bytes", "discards"}
@@ -32,7 +31,7 @@ class Tiny:
         return root
 
     def make(self, root: Root, shard: int) -> None:
-        finish(generate_shard(self.plan.shard(shard), self.plan, models=self.models, root=root))
+        generate_shard(self.plan.shard(shard), self.plan, models=self.models, root=root).publish()
 
     def finish(self, root: Root) -> Root:
         """Make every shard that the store lacks, as a resume does."""

@@ -29,7 +29,6 @@ from semix.pipeline.model_paths import NotLocal
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import generate_shard, load_models
-from semix.pipeline.shard_job import finish
 from semix.pipeline.timing import device_rate, time_batch
 from tests.pipeline.published import (
     DIT_XL_2,
@@ -207,7 +206,7 @@ def build_and_count(
             rows.append(0)
             spec = plan.shard(shard)
             shard_flop, record = flops(
-                lambda s=spec: finish(generate_shard(s, plan, models=models, root=root))
+                lambda s=spec: generate_shard(s, plan, models=models, root=root).publish()
             )
             flop.append(shard_flop)
             records.append(record)

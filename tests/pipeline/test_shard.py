@@ -39,7 +39,6 @@ from semix.pipeline.shard import (
     resized,
     same_pixels,
 )
-from semix.pipeline.shard_job import finish
 from tests.pipeline.roots import altered, contents, features, made, samples, tars
 
 
@@ -106,7 +105,7 @@ def test_the_same_shard_made_again_has_the_same_bytes(built, root, models):
     plan = plan_of(root)
     for shard in (7, 2):
         root.discard(shard)
-        finish(generate_shard(plan.shard(shard), plan, models=models, root=root))
+        generate_shard(plan.shard(shard), plan, models=models, root=root).publish()
     assert tars(root) == tars(built)
 
 
@@ -124,10 +123,9 @@ def test_publishing_is_no_part_of_a_shards_wall_seconds_and_waiting_for_it_is(
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr("semix.pipeline.shard_writer.time", clock)
     monkeypatch.setattr(Store, "publish", slow)
-    making = generate_shard(plan.shard(7), plan, models=models, root=root)
-    next(making)
+    made = generate_shard(plan.shard(7), plan, models=models, root=root)
     now[0] += 5  # until the shard before is published
-    record = finish(making)
+    record = made.publish()
     assert record.wall_seconds == record.seconds["stall"] == 5
     assert record.seconds["write"] == 7
 

@@ -3,12 +3,13 @@
 import io
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from semix.data.formats import SeriesRecord
 from semix.data.tar import GroupSample, read_tar, write_tar
-from semix.pipeline.shard_writer import MAX_QUEUED, ShardWriter, Stopwatch
+from semix.pipeline.shard_writer import MAX_QUEUED, Stopwatch, write_series
 from tests import handmade
 
 
@@ -22,16 +23,14 @@ def images(group: int) -> list[bytes]:
 
 def test_the_tar_is_the_one_that_a_single_thread_writes():
     """Series that take longer to encode come no later in the tar."""
-    threaded, plain = io.BytesIO(), io.BytesIO()
-    clock = Stopwatch()
-    with ShardWriter(threaded, extension="webp", clock=clock, threads=3) as writer:
-        for group in range(20):
+    threaded, plain, clock = io.BytesIO(), io.BytesIO(), Stopwatch()
 
-            def slow(group=group):
-                time.sleep(0.02 if group % 3 == 0 else 0)
-                return images(group)
+    def slow(group: int) -> list[bytes]:
+        time.sleep(0.02 if group % 3 == 0 else 0)
+        return images(group)
 
-            writer.add(series(group), slow)
+    all_series = ((series(group), partial(slow, group)) for group in range(20))
+    write_series(threaded, all_series, extension="webp", clock=clock, threads=3)
     write_tar(plain, [GroupSample(series(g), images(g), "webp") for g in range(20)])
     assert threaded.getvalue() == plain.getvalue()
     assert clock.seconds["encode"] > 0.1
@@ -40,40 +39,41 @@ def test_the_tar_is_the_one_that_a_single_thread_writes():
 
 
 def test_what_waits_is_bounded():
-    """No more series are accepted while the encoders are blocked."""
-    release, done = threading.Event(), []
+    """No more series are made while the encoders are blocked."""
+    release, made = threading.Event(), []
 
-    def blocked():
+    def blocked() -> list[bytes]:
         release.wait(30)
         return images(1)
 
-    def feed(writer):
+    def all_series():
         for group in range(40):
-            writer.add(series(group), blocked)
-            done.append(group)
+            made.append(group)
+            yield series(group), blocked
 
-    with ShardWriter(io.BytesIO(), extension="webp", clock=Stopwatch(), threads=2) as writer:
-        feeder = threading.Thread(target=feed, args=(writer,))
-        feeder.start()
-        time.sleep(0.5)
-        # The writer waits for one more, and one was submitted but is not queued yet.
-        assert len(done) <= 2 * MAX_QUEUED + 1
-        release.set()
-        feeder.join()
-    assert len(done) == 40
+    def write():
+        write_series(io.BytesIO(), all_series(), extension="webp", clock=Stopwatch(), threads=2)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    time.sleep(0.5)
+    assert len(made) <= 2 * MAX_QUEUED + 1
+    release.set()
+    writer.join()
+    assert len(made) == 40
+
+
+def write_with(file: io.BytesIO, *encodings) -> None:
+    all_series = ((series(group), encode) for group, encode in enumerate(encodings))
+    write_series(file, all_series, extension="webp", clock=Stopwatch(), threads=1)
 
 
 def test_an_error_while_encoding_reaches_the_caller():
     def broken():
         raise OSError("no such codec")
 
-    with (
-        pytest.raises(OSError, match="no such codec"),
-        ShardWriter(io.BytesIO(), extension="webp", clock=Stopwatch(), threads=1) as writer,
-    ):
-        writer.add(series(0), broken)
-        for group in range(1, 100):
-            writer.add(series(group), lambda: images(0))
+    with pytest.raises(OSError, match="no such codec"):
+        write_with(io.BytesIO(), broken, *[lambda: images(0)] * 99)
 
 
 def test_a_file_that_takes_no_more_bytes_reaches_the_caller():
@@ -81,23 +81,18 @@ def test_a_file_that_takes_no_more_bytes_reaches_the_caller():
         def write(self, content):
             raise OSError(28, "No space left on device")
 
-    with (
-        pytest.raises(OSError, match="No space left"),
-        ShardWriter(Full(), extension="webp", clock=Stopwatch(), threads=1) as writer,
-    ):
-        writer.add(series(0), lambda: images(0))
+    with pytest.raises(OSError, match="No space left"):
+        write_with(Full(), lambda: images(0))
 
 
-def test_leaving_by_an_exception_stops_the_threads():
+def test_an_error_between_series_stops_the_threads():
     before = set(threading.enumerate())
-    with (
-        pytest.raises(KeyboardInterrupt),
-        ShardWriter(io.BytesIO(), extension="webp", clock=Stopwatch(), threads=2) as writer,
-    ):
+
+    def interrupted():
         for group in range(8):
-            writer.add(series(group), lambda: images(0))
+            yield series(group), lambda: images(0)
         raise KeyboardInterrupt
-    deadline = time.monotonic() + 10
-    while set(threading.enumerate()) - before and time.monotonic() < deadline:
-        time.sleep(0.05)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_series(io.BytesIO(), interrupted(), extension="webp", clock=Stopwatch(), threads=2)
     assert set(threading.enumerate()) <= before

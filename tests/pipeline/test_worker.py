@@ -22,7 +22,7 @@ from semix.data.ranges import Partition, parse_partition
 from semix.data.store import Store
 from semix.data.verify import verify
 from semix.pipeline.shard import make_batch
-from semix.pipeline.shard_job import Making
+from semix.pipeline.shard_job import Publish
 from semix.pipeline.worker import (
     DeviceError,
     FailsAlways,
@@ -88,16 +88,19 @@ class Numbers:
     def load(self, *, device: str, heartbeat) -> None:
         self.loads += 1
 
-    def make(self, shard: int, *, heartbeat) -> Making[str]:
+    def make(self, shard: int, *, heartbeat) -> Publish:
         self.tried.append(shard)
         heartbeat()
         if shard in self.errors:
             raise self.errors[shard]
-        yield
-        if shard in self.late:
-            raise self.late[shard]
-        self.store.create(f"done/{shard}", b"")
-        return "written"
+
+        def publish() -> str:
+            if shard in self.late:
+                raise self.late[shard]
+            self.store.create(f"done/{shard}", b"")
+            return "written"
+
+        return publish
 
     def record_failure(self, failure: Failure) -> None:
         attempt = 1 + len(self.store.list(f"failed/{failure.shard}"))
@@ -251,7 +254,7 @@ def test_what_a_sick_worker_failed_at_a_healthy_one_makes(tmp_path):
     healthy = Numbers(tmp_path, count=30)
     make = healthy.make
 
-    def make_while_another_fails(shard: int, *, heartbeat) -> Making[str]:
+    def make_while_another_fails(shard: int, *, heartbeat) -> Publish:
         while not healthy.tried and len(sick.tried) < 12:  # its slot gives up after four processes
             with pytest.raises(FailsAlways):
                 run(sick, slot=1, slots=2)
@@ -267,7 +270,7 @@ def test_a_shard_that_we_failed_at_and_another_made_is_no_failure_in_the_end(tmp
     work = Numbers(tmp_path, count=2, errors={0: ValueError("no")})
     make = work.make
 
-    def make_what_failed(shard: int, *, heartbeat) -> Making[str]:
+    def make_what_failed(shard: int, *, heartbeat) -> Publish:
         if shard == 1:
             work.store.create("done/0", b"")
         return make(shard, heartbeat=heartbeat)
@@ -346,7 +349,7 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
 
     make = work.make
 
-    def slow(shard: int, *, heartbeat) -> Making[str]:
+    def slow(shard: int, *, heartbeat) -> Publish:
         for _ in range(3):
             time.sleep(0.02)
             heartbeat()
@@ -363,18 +366,21 @@ def test_the_lease_of_a_shard_is_renewed_until_it_is_published(tmp_path, monkeyp
     leases = [tmp_path / f"leases/numbers-{shard}.json" for shard in range(2)]
     make, mtimes, checked = work.make, [], Event()
 
-    def overlapping(shard: int, *, heartbeat) -> Making[str]:
+    def overlapping(shard: int, *, heartbeat) -> Publish:
         if shard == 1:
             for _ in range(3):
                 time.sleep(0.02)
                 heartbeat()
                 mtimes.append([lease.stat().st_mtime_ns for lease in leases])
             checked.set()
-        making = make(shard, heartbeat=heartbeat)
-        yield next(making)
-        assert checked.wait(30)
-        assert leases[shard].exists()
-        return (yield from making)
+        publish = make(shard, heartbeat=heartbeat)
+
+        def publish_later() -> str:
+            assert checked.wait(30)
+            assert leases[shard].exists()
+            return publish()
+
+        return publish_later
 
     work.make = overlapping  # type: ignore[method-assign]
     assert run(work) == 0
@@ -394,14 +400,19 @@ def test_a_lease_that_cannot_be_read_costs_no_shard(tmp_path, monkeypatch, broke
     work = Numbers(tmp_path, count=3)
     make = work.make
 
-    def make_and_break(shard: int, *, heartbeat) -> Making[str]:
+    def make_and_break(shard: int, *, heartbeat) -> Publish:
         lease = tmp_path / f"leases/numbers-{shard}.json"
         if shard == 1 and broken_at == "renewal":
             make_unreadable(lease)
-        message = yield from make(shard, heartbeat=heartbeat)
-        if shard == 1 and broken_at == "release":
-            make_unreadable(lease)
-        return message
+        publish = make(shard, heartbeat=heartbeat)
+
+        def publish_and_break() -> str:
+            message = publish()
+            if shard == 1 and broken_at == "release":
+                make_unreadable(lease)
+            return message
+
+        return publish_and_break
 
     work.make = make_and_break  # type: ignore[method-assign]
     assert run(work) == 0
@@ -548,10 +559,14 @@ class Slow(Numbers):
                 time.sleep(600)
             finally:
                 print("dropped shard 1", flush=True)
-        yield
-        while not self.store.exists("go"):
-            time.sleep(0.01)
-        return (yield from super().make(shard, heartbeat=heartbeat))
+        publish = super().make(shard, heartbeat=heartbeat)
+
+        def publish_later():
+            while not self.store.exists("go"):
+                time.sleep(0.01)
+            return publish()
+
+        return publish_later
 
 signal.signal(signal.SIGTERM, _stop)
 Worker(Slow(Path(sys.argv[1]), count=2), 0, 1, device="cpu").run()
@@ -597,7 +612,7 @@ def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, 
     queries = []
     make, is_done = work.make, work.is_done
 
-    def make_one_while_others_finish(shard: int, *, heartbeat) -> Making[str]:
+    def make_one_while_others_finish(shard: int, *, heartbeat) -> Publish:
         for other in range(1, work.count):
             work.store.create(f"done/{other}", b"")
         return make(shard, heartbeat=heartbeat)
