@@ -12,7 +12,7 @@ from semix.calib.losses.smoothing import (
     excess_over_margin,
     uniform_cross_entropy,
 )
-from semix.calib.parameters import in_range, one_of
+from semix.calib.parameters import require_one_of, require_range
 
 EPS = 1e-3  # added to the deviation, as in the official code
 
@@ -58,10 +58,10 @@ class FeDLaS(RealLoss):
         variant: Variant,
     ) -> None:
         super().__init__()
-        in_range("loss.beta", beta, low=0, high=1e6, what="must be 0 or more")
-        in_range("loss.momentum", momentum, low=1e-6, high=1, what="must lie in (0, 1]")
-        one_of("loss.norm_start", norm_start, ("fixed", "first_batch"))
-        one_of("loss.variant", variant, ("code", "paper"))
+        require_range("loss.beta", beta, low=0, high=1e6, remedy="must be 0 or more")
+        require_range("loss.momentum", momentum, low=1e-6, high=1, remedy="must lie in (0, 1]")
+        require_one_of("loss.norm_start", norm_start, ("fixed", "first_batch"))
+        require_one_of("loss.variant", variant, ("code", "paper"))
         self.strength, self.beta, self.momentum = strength, beta, momentum
         self.norm_start, self.variant = norm_start, variant
         hidden = max(2, num_classes // 2)  # half of two or three classes would be a single unit
@@ -167,7 +167,7 @@ class FeDLaSLabelSmoothing(FeDLaS):
         norm_start: NormStart = "fixed",
         variant: Variant = "code",
     ) -> None:
-        in_range("loss.smoothing", smoothing, low=0, high=0.5, what="must lie in [0, 0.5]")
+        require_range("loss.smoothing", smoothing, low=0, high=0.5, remedy="must lie in [0, 0.5]")
         super().__init__(
             num_classes,
             strength=smoothing,
@@ -207,7 +207,7 @@ class FeDLaSMarginSmoothing(FeDLaS):
         norm_start: NormStart = "fixed",
         variant: Variant = "code",
     ) -> None:
-        in_range("loss.weight", weight, low=0, high=0.5, what="must lie in [0, 0.5]")
+        require_range("loss.weight", weight, low=0, high=0.5, remedy="must lie in [0, 0.5]")
         check_margin(margin)
         super().__init__(
             num_classes,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from semix.calib.config import EITHER_STEM, IMAGENET_STEM, SMALL_STEM
+from semix.calib.config import IMAGENET_STEM, MODELS_WITH_STEM, SMALL_STEM
 from semix.calib.models.base import ImageClassifier, modules_with_parameters
-from semix.calib.parameters import in_range, one_of
+from semix.calib.parameters import require_one_of, require_range
 
 
 class BasicBlock(nn.Module):
@@ -209,7 +209,7 @@ def _four_stages(block: type[Block], blocks: Sequence[int], *, grid: int) -> Cal
 def _of_either_stem(block: type[Block], blocks: Sequence[int]) -> Callable[..., ResNet]:
     def build(num_classes: int, *, width: int = 64, stem: str = SMALL_STEM) -> ResNet:
         _check_width(width)
-        one_of("model.stem", stem, (SMALL_STEM, IMAGENET_STEM))
+        require_one_of("model.stem", stem, (SMALL_STEM, IMAGENET_STEM))
         return ResNet(
             num_classes,
             block=block,
@@ -223,14 +223,16 @@ def _of_either_stem(block: type[Block], blocks: Sequence[int]) -> Callable[..., 
 
 
 def _check_width(width: int) -> None:
-    in_range("model.width", width, low=1, what="give a whole number of at least 1", whole=True)
+    require_range(
+        "model.width", width, low=1, remedy="give a whole number of at least 1", whole=True
+    )
 
 
 RESNETS: dict[str, Callable[..., ResNet]] = {
     f"resnet{depth}": _three_stages(blocks) for depth, blocks in THREE_STAGES.items()
 }
 RESNETS |= {
-    name: _of_either_stem(*layout) if name in EITHER_STEM else _four_stages(*layout, grid=1)
+    name: _of_either_stem(*layout) if name in MODELS_WITH_STEM else _four_stages(*layout, grid=1)
     for name, layout in FOUR_STAGES.items()
 }
 # As in the official calibration code for Tiny-ImageNet, 64 pixels.
@@ -372,8 +374,8 @@ class LeNet(ImageClassifier):
 
     def __init__(self, num_classes: int, *, width: int = 1) -> None:
         super().__init__()
-        what = "give a whole number of at least 1"
-        in_range("model.width", width, low=1, what=what, whole=True)
+        remedy = "give a whole number of at least 1"
+        require_range("model.width", width, low=1, remedy=remedy, whole=True)
         self.num_features = 84 * width
         self.features = nn.Sequential(
             nn.Conv2d(3, 6 * width, 5),

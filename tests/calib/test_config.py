@@ -52,9 +52,9 @@ def test_what_cannot_be_trained_is_named(make_config, override, text):
 
 
 def test_views_of_what_is_not_augmented_are_named(make_config):
-    text = r"^head\.views = 3: nothing is augmented.*; leave it out"
+    text = r"^head\.views = 3: nothing is augmented.*; leave head\.views out"
     assert_refused(make_config, text, "augment.shift=0", "head={views: 3, method: tst}")
-    text = r"^head\.views = 3: head\.augment is false.*; set it, or leave this out"
+    text = r"^head\.views = 3: head\.augment is false.*; set it to true, or leave head\.views out"
     assert_refused(make_config, text, "head.views=3")
     check(make_config("head.views=3", "head.augment=true"))
 

@@ -253,7 +253,7 @@ def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
             {"ood": {"own": {"name": "digits"}}},
             r"^evaluation\.ood\.own classes = zero, .* and 5 more: ",
         ),
-        ({"ood": {"mean": {"name": "digits"}}}, r"^evaluation\.ood = mean: .*; rename it"),
+        ({"ood": {"mean": {"name": "digits"}}}, r"^evaluation\.ood = mean: .*; rename this one"),
         (
             {"ood": {"gone": {"name": "imagefolder", "path": "nowhere"}}},
             r"^evaluation\.ood\.gone: real\.path = .*nowhere: there is no such folder",

@@ -9,7 +9,7 @@ from semix.calib.check import check
 from semix.calib.losses import build_loss
 from semix.calib.methods import build_method
 from semix.calib.network import Network
-from semix.calib.real_data import count_pixels, open_data
+from semix.calib.real_data import open_data, pixel_histogram
 from semix.calib.stage_one import BaseStage
 from semix.data.errors import InputError
 
@@ -22,7 +22,7 @@ from semix.data.errors import InputError
             {},
             r"method\.name = cutout: choose one of plain, mixup, cutmix, regmixup, rank",
         ),
-        ("plain", {"alpha": 1}, r"method\.alpha = 1: takes none"),
+        ("plain", {"alpha": 1}, r"method\.alpha = 1: unknown parameter"),
         ("mixup", {"alpha": 0}, r"method\.alpha = 0: must be above 0"),
         ("mixup", {"heavier": "no"}, r"method\.heavier = no: give true or false"),
         ("cutmix", {"alpha": -1.0}, r"method\.alpha = -1\.0: must be above 0"),
@@ -45,7 +45,7 @@ def test_bad_settings_are_named(name: str, params: dict, text: str):
 
 def test_float_images_pass_as_their_uint8_selves():
     images = torch.randint(256, (6, 4, 4, 3), dtype=torch.uint8)
-    normalise = Normalise().fit(count_pixels([images]))
+    normalise = Normalise().fit(pixel_histogram([images]))
     torch.testing.assert_close(normalise(images.float()), normalise(images), rtol=0, atol=0)
 
 
