@@ -88,9 +88,9 @@ class FeDLaS(RealLoss):
         norms = _norms(logits, features)
         if self.training:
             self._update_statistics(norms)
-        gate, signed_score, smoothing = self._modulation(logits, norms)
+        psi, signed_score, smoothing = self._modulation(logits, norms)
         if self.training:
-            self.health.note(gate, signed_score, smoothing, correct=logits.argmax(1) == targets)
+            self.health.note(psi, signed_score, smoothing, correct=logits.argmax(1) == targets)
         logits = logits.float()
         return blended_cross_entropy(logits, targets, smoothing, self.penalty(logits)).mean()
 
@@ -120,9 +120,9 @@ class FeDLaS(RealLoss):
             difference = weights[:, 0] - weights[:, 1]
             sign = torch.where(difference > 0, 1.0, -1.0)
         # The value is exactly the sign, the gradient is that of `difference` (straight through).
-        gate = sign.detach() + (difference - difference.detach())
-        signed_score = gate * score
-        return gate, signed_score, 2 * self.strength * torch.sigmoid(self.beta * signed_score)
+        psi = sign.detach() + (difference - difference.detach())
+        signed_score = psi * score
+        return psi, signed_score, 2 * self.strength * torch.sigmoid(self.beta * signed_score)
 
     @torch.no_grad()
     def _update_statistics(self, norms: Tensor) -> None:
@@ -240,17 +240,17 @@ class FeDLaSHealth(nn.Module):
 
     @torch.no_grad()
     def note(
-        self, gate: Tensor, signed_score: Tensor, smoothing: Tensor, *, correct: Tensor
+        self, psi: Tensor, signed_score: Tensor, smoothing: Tensor, *, correct: Tensor
     ) -> None:
         """Add a batch.
 
         Args:
-            gate, signed_score, smoothing: psi, psi gamma and a, each [N].
+            psi, signed_score, smoothing: psi, psi gamma and a, each [N].
             correct: [N] bool, whether the prediction is right.
         """
-        indicators = torch.stack([gate > 0, signed_score > 0, smoothing]).double()  # [3, N]
+        values = torch.stack([psi > 0, signed_score > 0, smoothing]).double()  # [3, N]
         membership = torch.stack([correct, ~correct]).double()  # [2, N]
-        self.sums += indicators @ membership.T
+        self.sums += values @ membership.T
         self.count += membership.sum(1)
 
     def pop(self) -> dict[str, float | None]:

@@ -68,7 +68,6 @@ def test_a_run_of_the_stem_that_large_images_had_before_is_named(earlier, make_c
     for open_run in (lambda: load_classifier(run, 0), lambda: require_trained(run)):
         with pytest.raises(InputError, match=r"config\.json model\.stem = None: .* stem for small"):
             open_run()
-    new = config.model_copy(update={"model": make_config("real.image_size=96").model})
     new = make_config("real.image_size=96", "model={name: resnet18, width: 2}", *ALONE)
     write_json(run / EVALUATION, {"rows": []})
     assert not is_measured(new, run)

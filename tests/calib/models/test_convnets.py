@@ -107,7 +107,7 @@ def test_resnet_equals_torchvision_behind_a_small_stem(name: str):
         block=getattr(convnets, name),
         blocks=(1, 2, 1, 1),
         widths=(64, 128, 256, 512),
-        stem=64,
+        stem_width=64,
     )
     peer = torchvision.models.ResNet(
         getattr(torchvision.models.resnet, name), [1, 2, 1, 1], num_classes=10
