@@ -112,9 +112,9 @@ def check_shares(config: TrainConfig, processes: int, *, num_images: int | None 
     """
     sizes = {"batch_size": config.batch_size}
     if config.head is not None:
-        size = (
-            config.head.batch_size if num_images is None else config.head.batch_size_for(num_images)
-        )
+        size = config.head.batch_size
+        if num_images is not None:
+            size = config.head.batch_size_for(num_images)
         sizes |= {} if size is None else {"head.batch_size": size}
     for field, size in sizes.items():
         if size % processes or size // processes < MIN_IMAGES_PER_PROCESS:
@@ -140,9 +140,7 @@ def _check_views(config: TrainConfig) -> None:
         remedy = "nothing is augmented, so all views are equal; leave head.views out"
         raise InputError("head.views", config.head.views, remedy)
     if not config.head.augment:
-        remedy = (
-            "head.augment is false, so all views are equal; set it to true, or leave head.views out"
-        )
+        remedy = "head.augment is false, so all views are equal; set it to true, or leave views out"
         raise InputError("head.views", config.head.views, remedy)
 
 
@@ -211,11 +209,8 @@ def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_si
         normalised = {_normalised_name(each) for each in names}
         shared = [each for each in ood_names if _normalised_name(each) in normalised]
         if shared:
-            more = (
-                f" and {len(shared) - MAX_NAMED_CLASSES} more"
-                if len(shared) > MAX_NAMED_CLASSES
-                else ""
-            )
+            others = len(shared) - MAX_NAMED_CLASSES
+            more = f" and {others} more" if others > 0 else ""
             remedy = "the run has these classes too, so the images are not OOD; choose other images"
             raise InputError(
                 f"{field} classes", ", ".join(shared[:MAX_NAMED_CLASSES]) + more, remedy

@@ -498,7 +498,7 @@ def check_accumulation(local_size: int, count: int) -> None:
     """
     if local_size % count or (count > 1 and local_size // count < MIN_IMAGES_PER_PROCESS):
         problem = (
-            f"the {local_size} real images of a process do not divide into so many equal parts"
+            f"the {local_size} real images of a process do not divide into {count} equal parts"
         )
         raise InputError(
             "accumulate", count, f"{problem} of {MIN_IMAGES_PER_PROCESS} images or more"

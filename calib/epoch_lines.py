@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from semix.data.printable import print_line
 
 MIN_PAUSE_S = 5.0  # least time between two lines, so that not every short epoch prints one
-MAX_WIDTH = (
-    64  # characters of metrics; with name and times a line takes two rows of a narrow terminal
-)
+MAX_WIDTH = 64  # characters of metrics; with name and times a line has two rows of 80 at most
 MAX_PAUSE_S = 20.0  # longest time without a line, in an epoch that lasts longer
 
 
@@ -30,9 +28,8 @@ class EpochLines:
         self.label, self.epochs, self.first = label, epochs, first
         self.images, self.steps, self.printing = images, steps, printing
         self.started = self.last_printed = time.monotonic()
-        self._epoch_start: tuple[int, int, float] | None = (
-            None  # the epoch, its steps done at the start of the measurement, and the time then
-        )
+        # Where timing of an epoch starts: the epoch, the number of steps done, the time.
+        self._epoch_start: tuple[int, int, float] | None = None
 
     def show_features(self, images_done: int) -> None:
         """Called while a stage computes the features for an epoch; counts the images done."""

@@ -124,9 +124,7 @@ def _draw_histogram(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
     share = bins.fraction.numpy()
     left, width = _left_and_width(len(share))
     axes.bar(left, share, width=width, align="edge", color=theme.muted)
-    axes.set_yscale(
-        "log"
-    )  # most predictions have a confidence near 1; the others must stay visible
+    axes.set_yscale("log")  # keeps low bars visible: most predictions have a confidence near 1
     axes.set(xlabel="confidence", ylabel="share", ylim=(1e-4, 1))
     axes.set_yticks([1e-3, 1e-1], minor=False)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))

@@ -248,10 +248,8 @@ class TrainingStep:
             mixed_means = confidence_and_label(logits, batch.mixed_labels, batch.mixed_kinds)
             total = real + settings.weight * mixed
         self.accelerator.backward(total)
-        accuracy = (
-            micro_batch.real_fraction
-            * (real_pass.logits.argmax(1) == real_pass.targets).float().mean()
-        )
+        correct = (real_pass.logits.argmax(1) == real_pass.targets).float()
+        accuracy = micro_batch.real_fraction * correct.mean()
         metrics = torch.stack([real.detach().float(), mixed.detach().float(), accuracy])
         return torch.cat([metrics, mixed_means])
 
@@ -410,9 +408,8 @@ def divergence_remedy(mixed_precision: str) -> str:
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Raise Diverged, which names the first tensor that has a NaN or infinite value."""
     floating = {name: t for name, t in tensors.items() if t.is_floating_point()}
-    finite = torch.stack(
-        [tensor.isfinite().all() for tensor in floating.values()]
-    )  # waits for the device once
+    # One tensor, so that the host waits for the device only once.
+    finite = torch.stack([tensor.isfinite().all() for tensor in floating.values()])
     for name, is_finite in zip(floating, finite.tolist(), strict=True):
         if not is_finite:
             raise Diverged(f"after the epoch's last step {name} is NaN or infinite")

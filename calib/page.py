@@ -43,12 +43,7 @@ from semix.data.pages import SeriesFigure, fixed, page_environment, series_figur
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
 
 HEADLINE_MEASURES = (ECE, NLL, ACCURACY)
-FACTS_WITH_SECTION = (
-    "seconds",
-    "splits",
-    "versions",
-    "limits",
-)  # facts that have their own section on the page
+FACTS_WITH_SECTION = ("seconds", "splits", "versions", "limits")  # on the page
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a number, its deviation and its unit on one line
 RHO = "\N{GREEK SMALL LETTER RHO}"
 

@@ -38,11 +38,7 @@ def check_parameter_names(
     """Raise InputError for the first parameter that is not accepted."""
     for name, value in params.items():
         if name not in accepted:
-            names = (
-                f"choose from {', '.join(accepted)}"
-                if accepted
-                else f"this {field} has no parameters"
-            )
+            names = f"choose from {', '.join(accepted)}" if accepted else "there are none"
             remedy = f"unknown parameter; {names}"
             raise InputError(f"{field}.{name}", value, remedy)
 

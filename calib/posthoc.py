@@ -219,11 +219,8 @@ def _warn_of_undetermined_classes(logits: Tensor) -> None:
     classes = (curvature < 100 * PENALTY).nonzero()[:, 0].tolist()
     if classes:
         text = "the data do not determine the vector scaling of class %s: near temperature scaling"
-        more = (
-            f" and {len(classes) - MAX_NAMED_CLASSES} more"
-            if len(classes) > MAX_NAMED_CLASSES
-            else ""
-        )
+        others = len(classes) - MAX_NAMED_CLASSES
+        more = f" and {others} more" if others > 0 else ""
         log.warning(text, ", ".join(map(str, classes[:MAX_NAMED_CLASSES])) + more)
 
 

@@ -92,9 +92,8 @@ class StreamedImages:
         return StreamedImages(self.split, self.side, workers=self.workers, pinned=pinned)
 
     def chunks(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        arrays = [
-            chunk.numpy() for chunk in indices
-        ]  # workers would get each tensor as an open file
+        # As arrays: workers would get each tensor as an open file.
+        arrays = [chunk.numpy() for chunk in indices]
         loader = DataLoader(
             _ChunkDataset(self.split),
             batch_size=None,
@@ -224,9 +223,7 @@ def _decode_to_file(split: ImageSplit) -> str | InputError:
         Path(name).unlink()
         if isinstance(error, InputError):
             return error
-        remedy = (
-            f"has no space for the decoded images ({error.strerror}); set TMPDIR to a folder that "
-        )
-        remedy += "has it, or lower real_memory_gib"
+        remedy = f"has no space for the decoded images ({error.strerror}); set TMPDIR to another "
+        remedy += "folder, or lower real_memory_gib"
         return InputError("TMPDIR", tempfile.gettempdir(), remedy)
     return name

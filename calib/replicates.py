@@ -125,12 +125,12 @@ def pair_values(new: UnitValues, old: UnitValues) -> tuple[np.ndarray, np.ndarra
     if not (splits and seeds):
         return None
     lengths = {len(resamples) for values in (new, old) for resamples in values.values()}
-    pair_to_compare = (
-        (new, old) if len(lengths) == 1 else (_mean_over_resamples(new), _mean_over_resamples(old))
-    )
+    rows = (new, old)
+    if len(lengths) > 1:
+        rows = (_mean_over_resamples(new), _mean_over_resamples(old))
     new_values, old_values = (
         np.array([[[_values_at(x, s, d, k) for k in seeds] for d in draws] for s in splits])
-        for x in pair_to_compare
+        for x in rows
     )
     return new_values, old_values
 
@@ -182,11 +182,10 @@ def p_value(new: np.ndarray, old: np.ndarray) -> float | None:
     varying = [new_values - old_values] if len(new) > 1 else [new_values, old_values]
     if all(np.ptp(values) <= ROUNDING_ERROR for values in varying):
         return None
-    test = (
-        ttest_rel(new_values, old_values)
-        if len(new) > 1
-        else ttest_ind(new_values, old_values, equal_var=False)
-    )
+    if len(new) > 1:
+        test = ttest_rel(new_values, old_values)
+    else:
+        test = ttest_ind(new_values, old_values, equal_var=False)
     p = float(test.pvalue)
     return p if math.isfinite(p) else None
 

@@ -147,9 +147,8 @@ class BaseStage:
     def _train_steps(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> EpochMetrics:
         """Train on the batches of an epoch, or on the rest of them."""
         process, steps = self.accelerator.process_index, self.steps
-        torch.manual_seed(
-            derived_seed(self.seed, "base", epoch, process)
-        )  # for dropout and methods
+        # For dropout and methods.
+        torch.manual_seed(derived_seed(self.seed, "base", epoch, process))
         generator = torch.Generator().manual_seed(derived_seed(self.seed, "base", epoch))
         for module in (self.network, self.loss, self.method):
             module.train()

@@ -347,9 +347,8 @@ class HeadStage:
             "history": self.history,
         }
         write_json(path.with_suffix(".json"), record)
-        save_tensors(
-            path, state, metadata={"digest": digest}
-        )  # last: a head with this file is complete
+        # Last, because a head with this file is complete.
+        save_tensors(path, state, metadata={"digest": digest})
 
     def _begin_or_resume_epoch(self) -> tuple[int, EpochMetrics, Tensor]:
         """Return the number of steps done, the epoch's constant metrics, and sums over steps."""

@@ -150,9 +150,8 @@ def fit_ensemble(logits: Tensor, targets: Tensor) -> Ensemble:
     logits, targets = validated_float64(logits, targets)
     temperature = nll_temperature(logits, targets)
     components = _components(logits, temperature)
-    target_probabilities = (
-        components.gather(2, targets.expand(3, -1)[..., None])[..., 0].T.exp().numpy()
-    )  # [N, 3]
+    of_target = components.gather(2, targets.expand(3, -1)[..., None])[..., 0]  # [3, N]
+    target_probabilities = of_target.T.exp().numpy()
 
     def nll(weights: np.ndarray) -> tuple[float, np.ndarray]:
         likelihood = target_probabilities @ weights

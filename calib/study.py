@@ -19,11 +19,7 @@ from semix.data.settings import Settings, load_settings, whole_path
 T = TypeVar("T")
 PostHoc = Literal["scaled", "ets", "vector", "svs", "sms", "isotonic"]
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")  # no dots, which --set takes for separators
-COMPONENT_SECTIONS = (
-    "loss",
-    "method",
-    "model",
-)  # besides its name, such a section has only parameters
+COMPONENT_SECTIONS = ("loss", "method", "model")  # each has a name and its parameters
 MIXED = "mixed"  # folder of the mixed datasets that a study makes
 
 Overrides = dict[str, Any]  # of settings of a training run or build: nested, or with dotted names
@@ -235,9 +231,8 @@ def check_cells(cells: Sequence[Cell]) -> None:
         InputError: settings are invalid; the message begins with the cell's name.
     """
     for cell in cells:
-        changes = (
-            {"mixed": None} if cell.build is not None else {}
-        )  # the mixed dataset may not exist yet
+        # A mixed dataset that the study builds may not exist yet.
+        changes = {"mixed": None} if cell.build is not None else {}
         with error_prefix(cell.name):
             check_settings(cell.config.model_copy(update=changes))
             check_launch(cell.config, processes=1)

@@ -38,9 +38,7 @@ from semix.calib.study_jobs import failure_of
 from semix.calib.tables import SCALED, Column
 
 Replicate = tuple[int, int | None]  # split (0 if the study names none) and draw
-CellKey = tuple[
-    str, str, str, int, int | None
-]  # dataset, method, point, split and draw of the replicate
+CellKey = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate
 Results = Mapping[CellKey, Mapping[int, StageResult]]  # by seed
 
 

@@ -45,11 +45,7 @@ PROPER = (NLL, MEASURE["brier"])
 RELATIVE_DECREASE = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
 IMAGES_IN_TITLES = {"shift": "corrupted", "ood": "OOD"}
-PREFIXES = {
-    "kinds": "",
-    "shift": "shift_",
-    "ood": "foreign_",
-}  # of measures, in keys and columns of files
+PREFIXES = {"kinds": "", "shift": "shift_", "ood": "foreign_"}  # of measures, in files
 
 
 @dataclass(frozen=True)

@@ -106,19 +106,14 @@ class Tracking:
                 events.unlink()
             self._record["sent"].pop(TENSORBOARD, None)
             accelerator.project_configuration.logging_dir, project = str(self.folder), TENSORBOARD
-        log_with_before, accelerator.log_with, accelerator.trackers = (
-            accelerator.log_with,
-            [name],
-            [],
-        )
+        all_names = accelerator.log_with
+        accelerator.log_with, accelerator.trackers = [name], []
         try:
             accelerator.init_trackers(project, init_kwargs={name: self._options(name)})
             return accelerator.trackers[0]
         finally:
-            accelerator.log_with, accelerator.trackers = (
-                log_with_before,
-                list(self._trackers.values()),
-            )
+            accelerator.log_with = all_names
+            accelerator.trackers = list(self._trackers.values())
 
     def _options(self, name: str) -> dict[str, object]:
         """Arguments for a service to create its run, or to continue it."""

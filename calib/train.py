@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
-from semix.calib.check_config import check_config, check_shares, require_trackers
+from semix.calib.check import check_config, check_shares, require_trackers
 from semix.calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from semix.calib.config import TrainConfig
 from semix.calib.evaluate import evaluate_seed, write_evaluation
@@ -101,7 +101,7 @@ def train_run(
     index = broadcast_from_main(lambda: mixed_index(config, run), accelerator)
     data = open_data(config, pinned=index, compare_splits=False)
     images = len(data.real.train)
-    check_shares(config, accelerator.num_processes, images=images)
+    check_shares(config, accelerator.num_processes, num_images=images)
     check_memory(config, images=images, num_classes=data.num_classes)
     prepare(data, accelerator, allowed=config.real.allow_overlap)
     if accelerator.is_main_process:

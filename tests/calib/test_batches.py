@@ -188,7 +188,7 @@ def test_a_part_of_an_image_is_rounded_for_each_process(mixed_url):
 
 def test_a_ratio_that_leaves_a_process_without_mixed_images_is_refused(mixed_url):
     mixed = MixedDataset(mixed_url)
-    message = r"^mixed\.per_real = 0\.1: gives fewer than 2 mixed images for the 10 real ones"
+    message = r"^mixed\.per_real = 0\.1: gives fewer than 2 mixed images for the 10 real images"
     with pytest.raises(InputError, match=message):
         batches(40, 20, mixed=mixed, per_real=0.1, processes=2)
     assert len(epoch(batches(40, 20, mixed=mixed, per_real=0.1))[0].mixed_images) == 2
@@ -306,16 +306,16 @@ def test_parts_hold_everything_once_and_means_add_up():
         joined = torch.cat([getattr(chunk.batch, name) for chunk in chunks])
         torch.testing.assert_close(joined, getattr(batch, name))
     assert [len(chunk.batch.mixed_images) for chunk in chunks] == [3, 2, 2]
-    mean = sum(chunk.mixed * chunk.batch.mixed_labels.mean() for chunk in chunks)
+    mean = sum(chunk.mixed_fraction * chunk.batch.mixed_labels.mean() for chunk in chunks)
     torch.testing.assert_close(mean, batch.mixed_labels.mean())
-    assert [chunk.real for chunk in chunks] == [1 / 3] * 3
+    assert [chunk.real_fraction for chunk in chunks] == [1 / 3] * 3
 
 
 def test_one_part_is_the_batch_itself():
     batch = make_batch(mixed=None)
     [chunk] = split_batch(batch, 1)
     assert chunk.batch is batch
-    assert chunk.real == 1
+    assert chunk.real_fraction == 1
 
 
 def test_parts_without_mixed_images():

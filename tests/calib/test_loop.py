@@ -94,7 +94,7 @@ def test_an_epoch_does_not_go_on_for_long(accelerator):
 
 def test_without_a_compiler_it_is_refused_by_name(make_stage, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    text = r"^compile = True: needs the compiler no-such-compiler, which is not there; .* CXX,"
+    text = r"^compile = True: needs the compiler no-such-compiler, which is missing; .* CXX,"
     with pytest.raises(InputError, match=text):
         make_stage("compile=true")
     monkeypatch.setenv("CC", "no-such-one")

@@ -8,7 +8,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from semix.calib.check import check
+from semix.calib.check import check_config
 from semix.calib.checkpoint import load_exactly, save_tensors
 from semix.calib.network import (
     Network,
@@ -179,10 +179,10 @@ def test_a_trained_network_is_saved_and_loaded_with_both_sets(make_config, tmp_p
 @pytest.mark.parametrize("policy", ["eval_on_mixed", "separate"])
 def test_a_model_without_batch_norms_is_refused_before_anything_is_read(make_config, policy):
     model = "model={name: lenet}"
-    check(make_config(model))
+    check_config(make_config(model))
     message = rf"^mixed\.batch_norm = {policy}: the model has no batch norms"
     with pytest.raises(InputError, match=message):
-        check(make_config(model, f"mixed.batch_norm={policy}"))
+        check_config(make_config(model, f"mixed.batch_norm={policy}"))
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -221,7 +221,7 @@ def test_outputs_are_float32_whatever_trains(make_config, bf16_stage):
 
 
 def test_their_float32_is_never_tf32(make_stage, precisions):
-    make_stage().feedback.outputs("validation")
+    make_stage().split_outputs.outputs("validation")
     assert precisions == {"ieee"}
 
 
