@@ -397,9 +397,8 @@ def _settings(
         for overrides in (config.overrides, config.on.get(dataset, {}), point.overrides):
             values = merged(values, overrides)
         if isinstance(config.mixed, str):
-            replicate_folder = replicate_name(
-                _first_dataset_with_same_images(study, dataset), split, draw
-            )
+            images_of = _first_dataset_with_same_images(study, dataset)
+            replicate_folder = replicate_name(images_of, split, draw)
             url = whole_path(out / MIXED / f"{replicate_folder}-{config.mixed}")
             values = merged(values, {"mixed.url": url})
         if split is not None:
@@ -444,10 +443,9 @@ def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> Overrides:
     for key, value in _nested(overrides).items():
         section = result.get(key)
         if isinstance(value, Mapping) and isinstance(section, Mapping):
-            has_other_name = key in COMPONENT_SECTIONS and value.get(
-                "name", section.get("name")
-            ) != section.get("name")
-            result[key] = dict(value) if has_other_name else merged(section, value)
+            name = section.get("name")
+            replaces = key in COMPONENT_SECTIONS and value.get("name", name) != name
+            result[key] = dict(value) if replaces else merged(section, value)
         else:
             result[key] = value
     return result

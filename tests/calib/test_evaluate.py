@@ -276,7 +276,9 @@ def test_classes_are_the_same_in_any_spelling(tmp_path):
         check_evaluation(config, ["aircraft_carrier", "car"], image_size=32)
     check_evaluation(config, ["car", "cat"], image_size=32)
     small = EvaluationConfig(shift={"images": 3})
-    with pytest.raises(InputError, match=r"^real\.image_size = 8: corruptions need 16 pixels"):
+    with pytest.raises(
+        InputError, match=r"^real\.image_size = 8: corruptions need sides of 16 pixels"
+    ):
         check_evaluation(small, ["car", "cat"], image_size=8)
 
 
@@ -372,7 +374,7 @@ def test_every_posthoc_method_is_fitted_on_validation_alone():
 
 
 def test_what_is_not_trained_is_named(measured, tmp_path):
-    with pytest.raises(InputError, match=r"seed-7/model\.safetensors: is not there; train this"):
+    with pytest.raises(InputError, match=r"seed-7/model\.safetensors: is missing; train this"):
         load_classifier(measured, 7)
     with pytest.raises(InputError, match=r"^run = .*config\.json: is not there"):
         load_classifier(tmp_path, 0)

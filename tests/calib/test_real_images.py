@@ -197,4 +197,4 @@ def test_workers_share_the_cores_of_a_machine(split, monkeypatch):
     images = open_images(split, SIDE, limit=0)
     assert isinstance(images, StreamedImages)
     many, few = ([part.numpy() for part in ranges(0, stop, 64)] for stop in (4096, 100))
-    assert (images._workers(many), images._workers(few)) == (3, 0)
+    assert (images._num_workers(many), images._num_workers(few)) == (3, 0)
