@@ -376,7 +376,7 @@ def test_every_posthoc_method_is_fitted_on_validation_alone():
 def test_what_is_not_trained_is_named(measured, tmp_path):
     with pytest.raises(InputError, match=r"seed-7/model\.safetensors: is missing; train this"):
         load_classifier(measured, 7)
-    with pytest.raises(InputError, match=r"^run = .*config\.json: is not there"):
+    with pytest.raises(InputError, match=r"^run = .*config\.json: is missing"):
         load_classifier(tmp_path, 0)
 
 
