@@ -204,7 +204,7 @@ class GpuStudy:
             run = self.out / name
             for seed in job.seeds:
                 copy_first_stage(run, seed=seed)
-            seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
+            seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.shares_runs else []
             trainer = ["semix.calib.train", "--config", str(run / "config.json"), *seeds]
             forget_failure(run)
             try:
