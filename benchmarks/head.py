@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.measure import Result, interleaved, ratio
+from benchmarks.accuracy_and_confidence import Result, interleaved, ratio
 from semix.calib.batches import Batches
 from semix.calib.config import MaCCalConfig, TrainConfig
 from semix.calib.heads import (
@@ -76,7 +76,7 @@ def frozen_network(settings: TrainConfig, data: TrainingData) -> Network:
     """A network with random weights and the images' statistics in its batch norms."""
     torch.manual_seed(SEED)
     network = Network(settings, data.num_classes)
-    network.normalise.fit(data.train_pixels)
+    network.normalise.fit(data.train_histogram)
     with torch.no_grad():
         network.train()(data.images("train").tensor[:500])
     return network.eval().requires_grad_(False)
@@ -109,7 +109,7 @@ def train_in_loop(
         **controller_params(settings.head),
     )
     images = len(data.train_targets)
-    recipe = settings.head.optimiser_of(images)
+    recipe = settings.head.optimiser_for(images)
     optimiser = torch.optim.SGD(
         head.parameters(),
         lr=recipe.learning_rate,
@@ -119,7 +119,7 @@ def train_in_loop(
     batches = Batches(
         data.images("train"),
         data.train_targets,
-        batch_size=settings.head.batch_of(images),
+        batch_size=settings.head.batch_size_for(images),
         augment=settings.augment,
         device=torch.device(device),
     )

@@ -58,7 +58,7 @@ def compare_with_image_folder(result: Result, folder: Path, side: int) -> None:
     memory: list[float] = []
 
     def ours() -> None:
-        with closing(images.parts(torch.randperm(len(images)).split(BATCH))) as batches:
+        with closing(images.chunks(torch.randperm(len(images)).split(BATCH))) as batches:
             drain(batches, memory)
 
     def theirs() -> None:

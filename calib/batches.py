@@ -1,4 +1,4 @@
-"""Batches of real and mixed images: drawn, augmented and split among processes."""
+"""Draw batches of real and mixed images, augment them, and split them among processes."""
 
 import math
 from collections.abc import Generator, Iterator, Sequence
@@ -26,15 +26,16 @@ from semix.data.threads import one_ahead
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """One process's share of a step: B real images, and M mixed ones if any are drawn.
+    """The images of one process in one step: B real images, and M mixed images if any are used.
 
     Attributes:
         images, mixed_images: uint8 [B, S, S, 3] and [M, S, S, 3], augmented.
         targets, indices: class and index in the training set, int64 [B].
         mixed_labels: float32 [M, K].
-        mixed_kinds: float32 [M, 2]; a column each for end points and inner images. An image has
-            1 / count of its kind in its column, so a weighted sum is the mean over a kind.
-        drawn: state of the epoch's generator after the step; None for a micro-batch.
+        mixed_kinds: float32 [M, 2]; one column for end points, one for inner images. Each image
+            has 1 / (number of its kind) in its column and 0 in the other, so that a sum weighted
+            with a column is the mean over that kind.
+        generator_state: of the epoch's generator after the step; None for a micro-batch.
     """
 
     images: Tensor
@@ -43,46 +44,48 @@ class TrainingBatch:
     mixed_images: Tensor | None = None
     mixed_labels: Tensor | None = None
     mixed_kinds: Tensor | None = None
-    drawn: Tensor | None = None
+    generator_state: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _HostBatch:
-    """A batch as drawn and read on the host.
+    """A batch on the host, before it is copied to the device.
 
     Attributes:
-        real: int64 [5, B]: indices, targets, changes; one tensor, so one copy to the device.
-        mixed: changes, images and labels of mixed images, or empty.
-        drawn: state of the epoch's generator after the batch.
+        real: int64 [5, B]: indices, targets and three rows of changes, in one tensor, which takes
+            one copy to the device.
+        mixed: changes, images and labels of the mixed images; empty without mixed images.
+        generator_state: of the epoch's generator after the batch.
     """
 
     real: Tensor
     mixed: tuple[Tensor, ...]
-    drawn: Tensor
+    generator_state: Tensor
 
 
 class Batches:
-    """The training split in batches, in a new order each epoch.
+    """Splits the training images into batches, in a new order each epoch.
 
     Every process draws the same random numbers for the whole step and takes its slice, so the
     slices are equal in size, each image is used once, and the order does not depend on the number
     of processes. Images that do not fill a batch are left out of the epoch.
 
-    Each real image that draws mixed images takes n = ceil(per_real) of one series: an end point
-    and inner images. All real images of the step draw if `per_real` is whole; else the first
-    per_real / n of them, rounded to a multiple of the number of processes, so that every process
-    has equally many. Only that rounding depends on the number of processes.
+    A real image that draws mixed images gets n = ceil(per_real) images of one series: an end point
+    and inner images. If `per_real` is a whole number, all real images of the step draw; else only
+    the first ones, a fraction per_real / n of the step. Their number is rounded to a multiple of
+    the number of processes, so that every process has equally many; nothing else depends on the
+    number of processes.
 
     Args:
-        images: of the training split; those in memory move to the device.
+        images: of the training split; images in memory are moved to the device.
         targets: int64 [N].
-        batch_size: images per step over all processes; a smaller training set is one batch.
+        batch_size: real images per step, over all processes; a smaller training set is one batch.
         mixed: dataset to draw mixed images from; None draws none.
-        per_real: mixed images per real image; 2 as in CSM.
-        process, processes: index of this process, which takes that slice, and their number.
+        per_real: mixed images per real image; CSM has 2.
+        process, processes: index of this process, and the number of processes.
     Raises:
-        InputError: the processes cannot share the batch equally, with at least two real and two
-            mixed images each, which batch norms need.
+        InputError: the processes cannot share the batch equally, or one would get fewer than two
+            real or two mixed images, which batch norms need.
     """
 
     def __init__(
@@ -99,58 +102,65 @@ class Batches:
         process: int = 0,
         processes: int = 1,
     ) -> None:
-        share = min(batch_size, len(images)) // processes
-        if batch_size % processes or share < MIN_IMAGES_PER_PROCESS:
+        local_size = min(batch_size, len(images)) // processes
+        if batch_size % processes or local_size < MIN_IMAGES_PER_PROCESS:
             remedy = f"{processes} processes share it equally; choose a multiple of {processes}"
-            least = f"at least {MIN_IMAGES_PER_PROCESS} of the {len(images)} training images"
-            raise InputError("batch_size", batch_size, f"{remedy}, with {least} for each")
-        self.batch_size = share * processes
-        self._slice = slice(process * share, (process + 1) * share)
-        self.count = math.ceil(per_real)  # of each series
-        drawing = round(share * per_real / self.count)  # real images of a process's part
-        if mixed is not None and drawing * self.count < MIN_IMAGES_PER_PROCESS:
-            few = f"gives fewer than {MIN_IMAGES_PER_PROCESS} mixed images"
-            remedy = f"{few} for the {share} real ones of a process; choose more"
+            minimum = f"at least {MIN_IMAGES_PER_PROCESS} of the {len(images)} training images"
+            raise InputError("batch_size", batch_size, f"{remedy}, with {minimum} for each")
+        self.batch_size = local_size * processes
+        self._slice = slice(process * local_size, (process + 1) * local_size)
+        self.count = math.ceil(per_real)  # mixed images per series
+        local_draws = round(local_size * per_real / self.count)  # real images per process that draw
+        if mixed is not None and local_draws * self.count < MIN_IMAGES_PER_PROCESS:
+            problem = f"gives fewer than {MIN_IMAGES_PER_PROCESS} mixed images"
+            remedy = f"{problem} for the {local_size} real images of a process; choose more"
             raise InputError("mixed.per_real", per_real, remedy)
-        self._drawing = drawing * processes
-        self._drawing_slice = slice(process * drawing, (process + 1) * drawing)
+        self._draws = local_draws * processes
+        self._draws_slice = slice(process * local_draws, (process + 1) * local_draws)
         self.images = images.to(device)
-        self.targets = targets.cpu()  # as the order is
+        self.targets = targets.cpu()  # where the order is drawn
         self.augment, self.device = augment, device
         self.mixed, self.class_matched = mixed, class_matched
-        self._kinds = kind_weights(drawing * self.count, self.count).to(device)
+        self._kinds = kind_weights(local_draws * self.count, self.count).to(device)
 
     def __len__(self) -> int:
         """Steps in an epoch."""
         return len(self.images) // self.batch_size
 
     def epoch(
-        self, generator: torch.Generator, *, done: int = 0, drawn: Tensor | None = None
+        self,
+        generator: torch.Generator,
+        *,
+        steps_done: int = 0,
+        generator_state: Tensor | None = None,
     ) -> Generator[TrainingBatch, None, None]:
-        """The batches of one epoch.
+        """Yield the batches of one epoch.
 
         Args:
-            generator: on the CPU, in the same state in every process. A thread reads the next
-                batch meanwhile, so the generator is one batch ahead; `TrainingBatch.drawn` is its
-                state after each batch.
-            done: steps of the epoch that were made before and are left out.
-            drawn: state of the generator after these steps.
+            generator: on the CPU, in the same state in every process. A thread prepares the next
+                batch meanwhile, which advances the generator; `TrainingBatch.generator_state` is
+                the state after the batch itself.
+            steps_done: steps of the epoch that were done before an interruption; they are skipped.
+            generator_state: the state after those steps.
         """
         order = torch.randperm(len(self.images), generator=generator)
-        if drawn is not None:
-            generator.set_state(drawn)
-        steps = order[: len(self) * self.batch_size].split(self.batch_size)[done:]
-        reads = (self._read(indices, generator) for indices in steps)
-        with closing(one_ahead(reads)) as ahead, closing(self._local_images(steps)) as images:
-            for read in ahead:
-                yield self._batch(read, next(images))
+        if generator_state is not None:
+            generator.set_state(generator_state)
+        steps = order[: len(self) * self.batch_size].split(self.batch_size)[steps_done:]
+        host_batches = (self._read(indices, generator) for indices in steps)
+        with (
+            closing(one_ahead(host_batches)) as prefetched,
+            closing(self._local_images(steps)) as images,
+        ):
+            for host_batch in prefetched:
+                yield self._batch(host_batch, next(images))
 
     def _local_images(self, steps: Sequence[Tensor]) -> Generator[Tensor | None, None, None]:
-        """This process's images of each step; None for images in memory."""
+        """Yield this process's images of each step; None for images in memory."""
         if isinstance(self.images, InMemoryImages):
             yield from repeat(None)
-        with closing(self.images.parts([indices[self._slice] for indices in steps])) as parts:
-            yield from parts
+        with closing(self.images.chunks([indices[self._slice] for indices in steps])) as chunks:
+            yield from chunks
 
     def _read(self, indices: Tensor, generator: torch.Generator) -> _HostBatch:
         targets = self.targets[indices]
@@ -163,32 +173,32 @@ class Batches:
     def _read_mixed(self, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         if self.mixed is None:
             return ()
-        targets, local = targets[: self._drawing], self._drawing_slice
+        targets, local = targets[: self._draws], self._draws_slice
         group, position = self.mixed.choose(
             targets, rng=generator, class_matched=self.class_matched, count=self.count
         )
         changes = draw_changes(position.numel(), self.augment, generator)
         changes = changes.view(*position.shape, -1)[local]
-        # All processes choose for the whole step; each reads only its part of the images.
+        # All processes choose images for the whole step; each reads only its own.
         images, labels = self.mixed.read(group[local], position[local])
         return tuple(tensor.flatten(0, 1) for tensor in (changes, images, labels))
 
-    def _batch(self, read: _HostBatch, images: Tensor | None) -> TrainingBatch:
+    def _batch(self, host: _HostBatch, images: Tensor | None) -> TrainingBatch:
         """Copy a batch to the device and augment it there."""
-        indices, targets, *changes = read.real.to(self.device, non_blocking=True).unbind()
+        indices, targets, *changes = host.real.to(self.device, non_blocking=True).unbind()
         if isinstance(self.images, InMemoryImages):
             images = self.images.tensor.index_select(0, indices)
         else:
             assert images is not None
             images = images.to(self.device, non_blocking=True)
         images = apply_changes(images, torch.stack(changes, dim=1), self.augment)
-        if not read.mixed:
-            return TrainingBatch(images, targets, indices, drawn=read.drawn)
-        mixed = (tensor.to(self.device, non_blocking=True) for tensor in read.mixed)
-        changes_of_mixed, mixed_images, labels = mixed
-        mixed_images = apply_changes(mixed_images, changes_of_mixed, self.augment)
+        if not host.mixed:
+            return TrainingBatch(images, targets, indices, generator_state=host.generator_state)
+        mixed = (tensor.to(self.device, non_blocking=True) for tensor in host.mixed)
+        mixed_changes, mixed_images, labels = mixed
+        mixed_images = apply_changes(mixed_images, mixed_changes, self.augment)
         return TrainingBatch(
-            images, targets, indices, mixed_images, labels, self._kinds, read.drawn
+            images, targets, indices, mixed_images, labels, self._kinds, host.generator_state
         )
 
 
@@ -227,14 +237,14 @@ class Normalise(nn.Module):
         return rows.view(images.shape).permute(0, 3, 1, 2)
 
     @torch.no_grad()
-    def fit(self, pixels: Tensor) -> "Normalise":
-        """Compute mean and deviation from the counts of the 256 values, int64 [3, 256]."""
+    def fit(self, histogram: Tensor) -> "Normalise":
+        """Compute mean and deviation from the histogram of pixel values, int64 [3, 256]."""
         values = torch.arange(256, dtype=torch.float64)
-        for channel, counts in enumerate(pixels.double()):
+        for channel, counts in enumerate(histogram.double()):
             mean = (counts * values).sum() / counts.sum()
             variance = (counts * (values - mean).square()).sum() / counts.sum()
             self.mean[channel] = mean
-            self.std[channel] = variance.sqrt().clamp(min=1)  # 0 for a single colour
+            self.std[channel] = variance.sqrt().clamp(min=1)  # it is 0 for a single colour
         return self
 
 
@@ -243,21 +253,21 @@ def apply_changes(images: Tensor, changes: Tensor, augment: AugmentConfig) -> Te
 
     Args:
         images: uint8 [B, S, S, 3].
-        changes: int64 [B, 3]: rows down and columns right, each 0 .. 2 shift, where the value
-            `shift` moves nothing; then 1 to mirror.
+        changes: int64 [B, 3]. Columns 0 and 1 move the image down and to the right by
+            (value - shift) pixels, with values 0 .. 2 shift; column 2 is 1 to mirror, else 0.
     Returns:
         uint8 [B, S, S, 3].
     """
     if not augment.shift and not augment.flip:
         return images
-    size, edge = images.shape[1], augment.shift
+    size, shift = images.shape[1], augment.shift
     positions = torch.arange(size, device=images.device)
-    rows = positions + 2 * edge - changes[:, :1]  # [B, S] in the padded image
-    columns = positions + 2 * edge - changes[:, 1:2]
+    rows = positions + 2 * shift - changes[:, :1]  # [B, S] in the padded image
+    columns = positions + 2 * shift - changes[:, 1:2]
     columns = torch.where(changes[:, 2:] == 1, columns.flip(1), columns)
-    padded = functional.pad(images, (0, 0, edge, edge, edge, edge))
-    every = torch.arange(len(images), device=images.device)[:, None, None]
-    return padded[every, rows[:, :, None], columns[:, None, :]]
+    padded = functional.pad(images, (0, 0, shift, shift, shift, shift))
+    batch_index = torch.arange(len(images), device=images.device)[:, None, None]
+    return padded[batch_index, rows[:, :, None], columns[:, None, :]]
 
 
 def draw_changes(count: int, augment: AugmentConfig, generator: torch.Generator) -> Tensor:
@@ -289,8 +299,8 @@ def head_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerat
     return Batches(
         data.images("train", accelerator),
         data.train_targets,
-        batch_size=config.head.batch_of(len(data.train_targets)),
-        augment=config.head.changes(config.augment),
+        batch_size=config.head.batch_size_for(len(data.train_targets)),
+        augment=config.head.augmentation(config.augment),
         device=accelerator.device,
         process=accelerator.process_index,
         processes=accelerator.num_processes,
@@ -299,40 +309,41 @@ def head_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerat
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a batch.
+    """A part of a batch, with its fractions of the batch's images.
 
     Attributes:
-        real, mixed: fractions of the batch's real and mixed images in this part; weighted with
-            them, the means of the parts add up to the means of the batch.
+        real_fraction, mixed_fraction: of the batch's real and mixed images. Means over
+            micro-batches, weighted with these fractions, add up to the means over the batch.
     """
 
     batch: TrainingBatch
-    real: float
-    mixed: float
+    real_fraction: float
+    mixed_fraction: float
 
 
-def micro_batches(batch: TrainingBatch, count: int) -> Iterator[MicroBatch]:
-    """Split a batch into `count` parts with equally many real images.
+def split_batch(batch: TrainingBatch, count: int) -> Iterator[MicroBatch]:
+    """Split a batch into `count` micro-batches with equally many real images.
 
-    Numbers of mixed images differ by at most one.
+    Their numbers of mixed images differ by at most one.
 
     Raises:
-        InputError: a part would have fewer than two real or mixed images, which batch norms need.
+        InputError: a micro-batch would have fewer than two real or two mixed images, which batch
+            norms need.
     """
     if count == 1:
         yield MicroBatch(batch, 1.0, 1.0)
         return
     check_accumulation(len(batch.targets), count)
-    real = [tensor.chunk(count) for tensor in (batch.images, batch.targets, batch.indices)]
+    real_chunks = [tensor.chunk(count) for tensor in (batch.images, batch.targets, batch.indices)]
     mixed = [batch.mixed_images, batch.mixed_labels, batch.mixed_kinds]
     if batch.mixed_images is None:
-        for images, targets, indices in zip(*real, strict=True):
+        for images, targets, indices in zip(*real_chunks, strict=True):
             yield MicroBatch(TrainingBatch(images, targets, indices), 1 / count, 0.0)
         return
     total = len(batch.mixed_images)
     if total // count < MIN_IMAGES_PER_PROCESS:
-        few = f"fewer than {MIN_IMAGES_PER_PROCESS} for each part; choose fewer parts"
-        raise InputError("accumulate", count, f"the {total} mixed images of a step leave {few}")
-    parts = [tensor.tensor_split(count) for tensor in mixed if tensor is not None]
-    for tensors in zip(*real, *parts, strict=True):
+        problem = f"fewer than {MIN_IMAGES_PER_PROCESS} per micro-batch; choose fewer"
+        raise InputError("accumulate", count, f"the {total} mixed images of a step leave {problem}")
+    mixed_chunks = [tensor.tensor_split(count) for tensor in mixed if tensor is not None]
+    for tensors in zip(*real_chunks, *mixed_chunks, strict=True):
         yield MicroBatch(TrainingBatch(*tensors), 1 / count, len(tensors[3]) / total)

@@ -1,4 +1,4 @@
-"""Probabilities of trained runs in the layout that CalArena's own run_benchmark.py reads."""
+"""Export probabilities of trained runs in the layout that CalArena's run_benchmark.py reads."""
 
 import re
 from collections.abc import Sequence
@@ -11,49 +11,49 @@ from semix.calib.results import EvalSplit, MethodResult, load_methods
 from semix.data.errors import InputError
 from semix.data.installation import install_command
 
-NAME = "semix"  # of the benchmark; CalArena reads the kind of task from its ending
+BENCHMARK_NAME = "semix"  # CalArena reads the kind of task from what is appended to it
 COLUMNS = ("dataset", "model", "cal_size", "test_size", "n_classes")
 
 
 def export_calarena(run: Path, folder: Path) -> list[Path]:
     """Write `semix-multiclass.h5`, or -binary for two classes, and its index of experiments.
 
-    A stage of a seed is one experiment, `DATASET/RUN-STAGE-seedN`: calibrators are fitted on its
+    One stage of one seed is an experiment, `DATASET/RUN-STAGE-seedN`: calibrators are fitted on its
     validation images and evaluated on its test images.
 
     Returns:
         The paths of the two files.
     Raises:
-        InputError: h5py is not installed, or the run is not measured, see `load_methods`.
+        InputError: h5py is not installed, or the run is not measured; see `load_methods`.
     """
     h5py = _h5py()
     experiments = [each for method in load_methods([run]) for each in _experiments(method)]
     binary = experiments[0][2]["probas_test"].ndim == 1  # the same for all of one run
-    name = f"{NAME}-{'binary' if binary else 'multiclass'}"
+    name = f"{BENCHMARK_NAME}-{'binary' if binary else 'multiclass'}"
     folder.mkdir(parents=True, exist_ok=True)
     data, index = folder / f"{name}.h5", folder / f"{name}-experiments.csv"
     with h5py.File(data, "w") as file:
-        for dataset, model, parts in experiments:
+        for dataset, model, arrays in experiments:
             group = file.create_group(f"{dataset}/{model}")
-            for part, values in parts.items():
-                group.create_dataset(part, data=values, compression="gzip")
+            for array_name, values in arrays.items():
+                group.create_dataset(array_name, data=values, compression="gzip")
     _write_index(index, experiments, COLUMNS[:-1] if binary else COLUMNS)
     return [data, index]
 
 
 def _experiments(method: MethodResult) -> list[tuple[str, str, dict[str, np.ndarray]]]:
-    """The dataset, model and arrays of every seed."""
+    """Dataset, model and arrays of every seed."""
     experiments = []
-    for unit, measured in method.seeds.items():
-        parts = {}
+    for unit, result in method.seeds.items():
+        arrays = {}
         splits: tuple[tuple[EvalSplit, str], ...] = (("validation", "cal"), ("test", "test"))
-        for split, short in splits:
-            logits, targets = measured.predictions(split)
+        for split, array_suffix in splits:
+            logits, targets = result.predictions(split)
             p = logits.softmax(1).numpy().astype(np.float32)
-            parts[f"probas_{short}"] = p[:, 1] if p.shape[1] == 2 else p
-            parts[f"labels_{short}"] = targets.numpy().astype(np.int32)
-        model = f"{_plain(method.run.name)}-{measured.stage}-seed{unit.seed}"
-        experiments.append((_plain(method.dataset), model, parts))
+            arrays[f"probas_{array_suffix}"] = p[:, 1] if p.shape[1] == 2 else p
+            arrays[f"labels_{array_suffix}"] = targets.numpy().astype(np.int32)
+        model = f"{_hdf5_name(method.run.name)}-{result.stage}-seed{unit.seed}"
+        experiments.append((_hdf5_name(method.dataset), model, arrays))
     return experiments
 
 
@@ -72,8 +72,8 @@ def _write_index(
     frame[list(columns)].to_csv(path, index=False)
 
 
-def _plain(text: str) -> str:
-    """A name without the characters that separate paths in an HDF5 file."""
+def _hdf5_name(text: str) -> str:
+    """A name without characters that have a meaning in the paths of an HDF5 file."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "data"
 
 

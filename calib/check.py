@@ -16,24 +16,24 @@ from semix.calib.config import (
     TrainConfig,
     check_accumulation,
 )
-from semix.calib.parameters import choose
+from semix.calib.parameters import look_up
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet
 from semix.data.real import class_names
 from semix.data.root import Root
 
-# Methods that change the classifier; their papers exclude a second head.
-WITHOUT_HEAD = ("plp", "balcal")
+# Methods that change the classifier itself; their papers exclude a second head.
+METHODS_WITHOUT_HEAD = ("plp", "balcal")
 
 
-def check(config: TrainConfig) -> None:
+def check_config(config: TrainConfig) -> None:
     """Refuse settings that cannot be trained, before an image is read or a file is written.
 
     Raises:
-        InputError: as `check_settings` and `check_parts`.
+        InputError: as `check_settings` and `check_modules`.
     """
     check_settings(config)
-    check_parts(config)
+    check_modules(config)
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -49,7 +49,7 @@ def check_settings(config: TrainConfig) -> None:
     config.model.check(MODELS, "model")
     if isinstance(config.head, MaCCalConfig):
         config.head.loss.check(LOSSES, "head.loss")
-    if config.head is not None and config.method.name in WITHOUT_HEAD:
+    if config.head is not None and config.method.name in METHODS_WITHOUT_HEAD:
         remedy = "changes the classifier itself; leave the head out, or choose another method"
         raise InputError("method.name", config.method.name, remedy)
     if config.augment.flip and config.real.name == "digits":
@@ -59,22 +59,23 @@ def check_settings(config: TrainConfig) -> None:
     _check_views(config)
     check_evaluation(config.evaluation, names, image_size=config.real.image_size)
     if config.mixed is not None:
-        choose(MIXED_LOSSES, config.mixed.loss, field="mixed.loss")
+        look_up(MIXED_LOSSES, config.mixed.loss, field="mixed.loss")
         _check_mixed(config.mixed, names)
 
 
-def check_parts(config: TrainConfig) -> None:
-    """Build all modules that are trained, without their weights.
+def check_modules(config: TrainConfig) -> None:
+    """Build all modules that training will build, without allocating weights.
 
     Raises:
-        InputError: a value that a loss, method, model or head refuses, or two that do not fit.
+        InputError: a loss, method, model or head refuses a value, or two settings exclude each
+            other.
     """
     import torch
 
     from semix.calib.heads import build_head
     from semix.calib.methods import build_method
     from semix.calib.models import build_model
-    from semix.calib.network import adopt_policy
+    from semix.calib.network import apply_batch_norm_policy
 
     num_classes = len(class_names(config.real))
     with torch.device("meta"):  # shapes only: even a large model costs nothing
@@ -84,7 +85,7 @@ def check_parts(config: TrainConfig) -> None:
         method = build_method(config.method.name, num_classes, **config.method.params)
         method.adapt(model)
         if config.mixed is not None:
-            adopt_policy(model, config.mixed.batch_norm)
+            apply_batch_norm_policy(model, config.mixed.batch_norm)
         if config.head is not None:
             build_head(config.head, model.num_features, num_classes)
     if method.losses is not None and config.loss.name not in method.losses:
@@ -93,24 +94,27 @@ def check_parts(config: TrainConfig) -> None:
 
 
 def check_launch(config: TrainConfig, processes: int) -> None:
-    """Check, without torch, what every launched process would refuse.
+    """Check, without importing torch, what every launched process would refuse.
 
     Raises:
-        InputError: batches that they cannot share, trackers that are not installed.
+        InputError: the processes cannot share a batch, or a tracker is not installed.
     """
     check_shares(config, processes)
     require_trackers(config.trackers)
 
 
-def check_shares(config: TrainConfig, processes: int, *, images: int | None = None) -> None:
-    """Raises InputError for batches that processes cannot share; names the setting.
+def check_shares(config: TrainConfig, processes: int, *, num_images: int | None = None) -> None:
+    """Raise InputError, which names the setting, if the processes cannot share a batch equally.
 
     Args:
-        images: in the training set, once counted: the batch size of a head may depend on them.
+        num_images: number of training images, on which a head's batch size may depend; None
+            before they are counted.
     """
     sizes = {"batch_size": config.batch_size}
     if config.head is not None:
-        size = config.head.batch_size if images is None else config.head.batch_of(images)
+        size = config.head.batch_size
+        if num_images is not None:
+            size = config.head.batch_size_for(num_images)
         sizes |= {} if size is None else {"head.batch_size": size}
     for field, size in sizes.items():
         if size % processes or size // processes < MIN_IMAGES_PER_PROCESS:
@@ -122,10 +126,10 @@ def check_shares(config: TrainConfig, processes: int, *, images: int | None = No
 
 
 def require_trackers(names: Iterable[str]) -> None:
-    """Raises InputError for the first tracker whose package is not installed."""
+    """Raise InputError for the first tracker whose package is not installed."""
     for name in names:
         if find_spec(name) is None:
-            remedy = f"is not installed; `pip install {name}`, or leave it out"
+            remedy = f"is not installed; run `pip install {name}`, or leave it out"
             raise InputError("trackers", name, remedy)
 
 
@@ -133,28 +137,28 @@ def _check_views(config: TrainConfig) -> None:
     if config.head is None or config.head.views is None:
         return
     if not (config.augment.shift or config.augment.flip):
-        remedy = "nothing is augmented, so all views are equal; leave it out"
+        remedy = "nothing is augmented, so all views are equal; leave head.views out"
         raise InputError("head.views", config.head.views, remedy)
     if not config.head.augment:
-        remedy = "head.augment is false, so all views are equal; set it, or leave this out"
+        remedy = "head.augment is false, so all views are equal; set it to true, or leave views out"
         raise InputError("head.views", config.head.views, remedy)
 
 
 def _check_image_size(config: TrainConfig, size: int | None) -> None:
     if size not in (None, config.real.image_size):
-        remedy = f"the model takes {size} pixels; set real.image_size or model.image_size to fit"
+        remedy = f"the model takes {size} pixels; make real.image_size and model.image_size equal"
         raise InputError("real.image_size", config.real.image_size, remedy)
 
 
 def _check_losses(config: TrainConfig, num_classes: int) -> None:
     from semix.calib.losses import build_training_loss
 
-    parts = {"": config.loss}
+    losses = {"": config.loss}
     if isinstance(config.head, MaCCalConfig):
-        parts["head."] = config.head.loss
-    for prefix, part in parts.items():
+        losses["head."] = config.head.loss
+    for prefix, loss in losses.items():
         try:
-            build_training_loss(part.name, num_classes, num_samples=1, params=part.params)
+            build_training_loss(loss.name, num_classes, num_samples=1, params=loss.params)
         except InputError as error:
             raise InputError(f"{prefix}{error.field}", error.value, error.remedy) from None
 
@@ -176,8 +180,8 @@ def _check_mixed(config: MixedConfig, names: tuple[str, ...]) -> None:
         raise InputError("mixed.index", config.index, f"is not in {config.url}")
 
 
-MEAN = "mean"  # a key beside the names of datasets and corruptions
-SHOWN = 5  # names in one message
+MEAN = "mean"  # key of the mean, beside the names of OOD datasets and corruptions
+MAX_NAMED_CLASSES = 5  # in one error message
 
 
 def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_size: int) -> None:
@@ -185,17 +189,19 @@ def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_si
 
     Args:
         names: the run's classes.
-        image_size: pixels of a side of its images.
+        image_size: side of its images, in pixels.
     Raises:
         InputError: an unknown corruption or severity, images too small to corrupt, or an
-            out-of-distribution dataset that is missing or shows some of the classes.
+            out-of-distribution dataset that is missing or has some of the classes.
     """
     if config.shift is not None:
         _check_shift(config.shift, image_size)
     for name, real in config.ood.items():
         field = f"evaluation.ood.{name}"
         if name == MEAN:
-            raise InputError("evaluation.ood", name, "names the mean over sets; rename it")
+            raise InputError(
+                "evaluation.ood", name, "is the name of the mean over OOD datasets; rename this one"
+            )
         try:
             ood_names = class_names(real)
         except InputError as error:
@@ -203,13 +209,16 @@ def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_si
         normalised = {_normalised_name(each) for each in names}
         shared = [each for each in ood_names if _normalised_name(each) in normalised]
         if shared:
-            more = f" and {len(shared) - SHOWN} more" if len(shared) > SHOWN else ""
-            remedy = "the run has these classes too, so the images are not OOD; choose others"
-            raise InputError(f"{field} classes", ", ".join(shared[:SHOWN]) + more, remedy)
+            others = len(shared) - MAX_NAMED_CLASSES
+            more = f" and {others} more" if others > 0 else ""
+            remedy = "the run has these classes too, so the images are not OOD; choose other images"
+            raise InputError(
+                f"{field} classes", ", ".join(shared[:MAX_NAMED_CLASSES]) + more, remedy
+            )
 
 
 def corruption_names(config: ShiftConfig) -> tuple[str, ...]:
-    """A shift config's corruptions, "standard" and "all" expanded. Raises InputError."""
+    """The names of the corruptions; raises InputError for an unknown one."""
     from semix.calib.corruptions import EXTRA, STANDARD
 
     if config.corruptions == "standard":
@@ -235,9 +244,11 @@ def _check_shift(config: ShiftConfig, image_size: int) -> None:
         if not isinstance(values, str) and len(set(values)) != len(values):
             raise InputError(f"evaluation.shift.{field}", list(values), "give each once")
     if not corruption_names(config):
-        raise InputError("evaluation.shift.corruptions", "[]", "name at least one, or standard")
+        raise InputError(
+            "evaluation.shift.corruptions", "[]", "name at least one corruption, or standard"
+        )
     if image_size < MIN_SIDE:
-        remedy = f"corruptions need {MIN_SIDE} pixels a side; leave evaluation.shift out"
+        remedy = f"corruptions need sides of {MIN_SIDE} pixels; leave evaluation.shift out"
         raise InputError("real.image_size", image_size, remedy)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: between epochs and in the middle of one."""
+"""Save and load checkpoints, between epochs and in the middle of an epoch."""
 
 import json
 import re
@@ -27,24 +27,24 @@ from semix.data.files import (
 )
 
 PARTIAL = ".partial"
-COMPLETE = re.compile(r"\d{6,}(-\d{8,})?")
-CHECKPOINT_NAMES = re.compile(rf"{COMPLETE.pattern}|\.{COMPLETE.pattern}\{PARTIAL}")
-OBJECTS = "objects"  # .json, and .safetensors for the tensors in it
+COMPLETE_NAME = re.compile(r"\d{6,}(-\d{8,})?")
+CHECKPOINT_NAMES = re.compile(rf"{COMPLETE_NAME.pattern}|\.{COMPLETE_NAME.pattern}\{PARTIAL}")
+OBJECTS = "objects"  # objects.json; objects.safetensors has its tensors
 
 StateDict = Mapping[str, Any]  # tensors and plain values, as torch's `state_dict` gives them
 
 
 class State(TypedDict):
-    """state.json: the run that a checkpoint belongs to, and its position in it."""
+    """state.json: the run that a checkpoint belongs to, and how far its training had come."""
 
     config: dict[str, object]  # the run's identity
     digest: str  # of settings and data
     stage: str
-    epoch: int  # epochs done of the stage
-    step: int  # of the epoch that was begun then
-    position: int  # epochs done over all stages
-    seconds: float  # spent on them
-    begun_s: float  # spent on the epoch that was begun then
+    epoch: int  # number of epochs done in this stage
+    step: int  # number of steps done in the next epoch
+    position: int  # number of epochs done over all stages
+    seconds: float  # spent on these epochs
+    begun_s: float  # seconds spent on the steps of the next epoch
 
 
 class Checkpoint:
@@ -59,21 +59,24 @@ class Checkpoint:
         self.state: State = read_json(path / "state.json")
 
     def load_module(self, name: str, module: nn.Module) -> None:
-        """Fill a module in place. Raises InputError as `load_exactly`."""
+        """Load a module's state. Raises InputError as `load_exactly` does."""
         load_exactly(module, self.path / f"{name}.safetensors")
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Copies in memory, as a memory-mapped file cannot be removed from a network drive."""
+        """The tensors of one file, copied into memory.
+
+        A file that is still memory-mapped cannot be removed from a network drive.
+        """
         path = self.path / f"{name}.safetensors"
         mapped = load_tensors(path)
-        with _refused_unless_safetensors(path):
+        with _require_safetensors(path):
             return {name: tensor.clone() for name, tensor in mapped.items()}
 
     def objects(self) -> StateDict:
-        """Optimiser state and other objects that `save_checkpoint` wrote, on the CPU.
+        """The state of the optimiser and other objects, as `save_checkpoint` got them, on the CPU.
 
         Raises:
-            InputError: a file is damaged, or of another form.
+            InputError: a file is damaged or does not hold such objects.
         """
         path, tensors = self.path / f"{OBJECTS}.json", self.tensors(OBJECTS)
         try:
@@ -81,8 +84,10 @@ class Checkpoint:
             if isinstance(objects, dict):
                 return objects
         except (OSError, ValueError, KeyError, TypeError, RuntimeError):
-            pass  # RuntimeError: nested too deeply for Python, or no image to be channels-last
-        raise InputError("checkpoint", path, f"is damaged; remove {self.path} to begin anew")
+            pass  # RuntimeError: nested too deeply, or a tensor that cannot be channels-last
+        raise InputError(
+            "checkpoint", path, f"is damaged; remove {self.path} to train from the start"
+        )
 
 
 def save_checkpoint(
@@ -94,30 +99,30 @@ def save_checkpoint(
     objects: StateDict,
     state: Mapping[str, object],
 ) -> Path:
-    """Publish a checkpoint as `folder/NNNNNN`, then remove the older ones, and nothing else.
+    """Publish a checkpoint as `folder/NNNNNN`, then remove older checkpoints, but no other files.
 
-    In the middle of an epoch the step is appended to the name, so that the checkpoint sorts between
-    those of before and after the epoch.
-
-    A kill at any moment leaves the older checkpoint, both, or the new one.
+    For a checkpoint in the middle of an epoch the step is appended to the name, so that it sorts
+    between the checkpoints before and after that epoch. If the process is killed at any moment,
+    the folder has the older checkpoint, the new one, or both.
 
     Args:
-        position: epochs done over all stages; the highest complete one is the latest.
-        step: steps done of the epoch that follows.
-        tensors: state of modules; each becomes NAME.safetensors.
-        objects: state dictionaries of tensors and plain values; see `to_json`.
-        state: a `State`.
+        position: number of epochs done over all stages; the complete checkpoint with the highest
+            position is the latest.
+        step: number of steps done in the next epoch.
+        tensors: states of modules by name; each is written to NAME.safetensors.
+        objects: further state, of tensors and plain values; see `to_json`.
+        state: a `State`, without tensors.
     Raises:
-        InputError: the folder is a link.
+        InputError: the folder is a symbolic link.
     """
     require_no_link("checkpoint", folder)
     target = folder / (f"{position:06d}-{step:08d}" if step else f"{position:06d}")
-    if not target.exists():  # it exists if a run resumed from it and stopped before a step
+    if not target.exists():  # it exists if a run resumed from it and stopped before its first step
         partial = folder / f".{target.name}{PARTIAL}"
         remove_tree(partial)
         partial.mkdir(parents=True)
-        for name, named in tensors.items():
-            save_tensors(partial / f"{name}.safetensors", named)
+        for name, module_tensors in tensors.items():
+            save_tensors(partial / f"{name}.safetensors", module_tensors)
         leaves: dict[str, Tensor] = {}
         tree = json.dumps(to_json(objects, leaves)).encode()
         save_tensors(partial / f"{OBJECTS}.safetensors", leaves)
@@ -134,21 +139,21 @@ def save_checkpoint(
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest complete checkpoint in `folder`; None if there is none."""
     paths = folder.iterdir() if folder.is_dir() else ()
-    complete = sorted(p for p in paths if COMPLETE.fullmatch(p.name) and _is_real_folder(p))
+    complete = sorted(p for p in paths if COMPLETE_NAME.fullmatch(p.name) and _is_folder(p))
     return Checkpoint(complete[-1]) if complete else None
 
 
-def _is_real_folder(path: Path) -> bool:
+def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
 def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Dictionaries, lists, tuples, tensors and plain values as JSON; `from_json` is its inverse.
+    """Convert dictionaries, lists, tuples, tensors and plain values to JSON, as `from_json` reads.
 
     Args:
-        tensors: filled with the tensors, under their names in the JSON.
+        tensors: gets the tensors, by the names that the JSON has in their places.
     Raises:
-        TypeError: a value of another kind.
+        TypeError: a value of another type.
     """
     match value:
         case Tensor():
@@ -156,7 +161,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
             tensors[name] = value
             return {"tensor": name, "channels_last": _is_channels_last(value)}
         case Mapping():
-            # Pairs, not a JSON object: an optimiser numbers its parameters, JSON keys are texts.
+            # As pairs: keys of a JSON object are strings, but an optimiser numbers its parameters.
             pairs = [[_key(key), to_json(item, tensors)] for key, item in value.items()]
             return {"dict": pairs}
         case tuple():
@@ -172,12 +177,13 @@ def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The inverse of `to_json`.
 
     Raises:
-        ValueError, KeyError, TypeError, RuntimeError: another form, or a missing tensor.
+        ValueError, KeyError, TypeError, RuntimeError: `to_json` writes no such JSON, or a tensor
+            is missing.
     """
     match value:
         case {"tensor": str(name), "channels_last": bool(channels_last), **rest} if not rest:
             tensor = tensors[name]
-            # In another memory order, sums may differ in their last bits.
+            # In another memory format, sums may differ in their last bits.
             return tensor.to(memory_format=torch.channels_last) if channels_last else tensor
         case {"dict": list(pairs), **rest} if not rest:
             return {_key(key): from_json(item, tensors) for key, item in pairs}
@@ -187,27 +193,27 @@ def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [from_json(item, tensors) for item in value]
         case None | bool() | int() | float() | str():
             return value
-    raise ValueError("no checkpoint has this form")
+    raise ValueError("is not what a checkpoint contains")
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, on the CPU. Raises InputError for any other file."""
+    """Load all tensors of a safetensors file to the CPU. Raises InputError for any other file."""
     check_size(path, max_bytes=MAX_TENSORS)
-    with _refused_unless_safetensors(path):
+    with _require_safetensors(path):
         return load_file(path)
 
 
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors atomically as safetensors."""
-    # A copy in standard order: the file holds neither memory formats nor shared storage.
+    """Write tensors to a safetensors file atomically."""
+    # Contiguous copies: safetensors stores neither memory formats nor shared storage.
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, save(plain, metadata))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata that `save_tensors` wrote with the tensors; empty if the file is missing.
+    """Read the metadata that `save_tensors` wrote; empty if the file is missing.
 
     Raises:
         InputError: the file is no safetensors file.
@@ -215,20 +221,22 @@ def read_metadata(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     check_size(path, max_bytes=MAX_TENSORS)
-    with _refused_unless_safetensors(path), safe_open(path, framework="pt") as file:
+    with _require_safetensors(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}
 
 
 def load_exactly(module: nn.Module, path: Path) -> None:
-    """Fill a module from safetensors; the file must have every tensor, of the same shape.
+    """Load a module's state from safetensors; names and shapes of all tensors must agree.
 
     Raises:
-        InputError: names the first tensor that is missing, left over or of another shape; or the
+        InputError: names the first tensor that is missing, unexpected or of another shape; or the
             file is no safetensors file.
     """
     stored, state = load_tensors(path), module.state_dict()
     for name in [*state, *stored]:
-        shapes = [tuple(part[name].shape) if name in part else "none" for part in (stored, state)]
+        shapes = [
+            tuple(tensors[name].shape) if name in tensors else "none" for tensors in (stored, state)
+        ]
         if shapes[0] != shapes[1]:
             remedy = f"the model has {shapes[1]}; was it trained for other classes or settings?"
             raise InputError(f"{path}: {name}", shapes[0], remedy)
@@ -236,17 +244,20 @@ def load_exactly(module: nn.Module, path: Path) -> None:
 
 
 @contextmanager
-def _refused_unless_safetensors(path: Path) -> Iterator[None]:
+def _require_safetensors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, RuntimeError) as error:  # or too little memory for what it declares
-        remedy = f"is no whole safetensors file ({error}); restore it, or train this seed again"
+    except (
+        SafetensorError,
+        RuntimeError,
+    ) as error:  # RuntimeError: too little memory for the tensors it declares
+        remedy = f"is no complete safetensors file ({error}); restore it, or train this seed again"
         raise InputError("weights", path, remedy) from None
 
 
 def _key(key: Any) -> str | int:
     if not isinstance(key, str | int):
-        raise ValueError(f"{type(key).__name__}: keys in a checkpoint are texts and numbers")
+        raise ValueError(f"{type(key).__name__}: keys in a checkpoint are strings and numbers")
     return key
 
 
@@ -258,13 +269,13 @@ def _is_channels_last(tensor: Tensor) -> bool:
     )
 
 
-# From the progress of all former processes, the progress of the process with this index.
+# Computes the progress of the process with this index from that of all former processes.
 Reshard = Callable[[Sequence[StateDict], int], StateDict]
 
 
-def sum_in_first_process(parts: Sequence[Tensor], index: int) -> Tensor:
-    """Give the sum over processes to the first process and zeros to the others."""
-    total = torch.stack(list(parts)).sum(0)
+def sum_in_first_process(tensors: Sequence[Tensor], index: int) -> Tensor:
+    """Return the sum over processes in the first process and zeros in the others."""
+    total = torch.stack(list(tensors)).sum(0)
     return total if index == 0 else torch.zeros_like(total)
 
 
@@ -273,15 +284,15 @@ class ProcessState(TypedDict):
 
     random: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    kept: StateDict  # by the stage
+    kept: StateDict  # the stage's progress in the epoch
 
 
 @dataclass(frozen=True)
 class MidEpochState:
-    """Where an epoch was stopped, and the state of each process there.
+    """The step after which an epoch was stopped, and the state of each process then.
 
     Attributes:
-        step: steps done of the epoch.
+        step: number of steps done in the epoch.
     """
 
     step: int
@@ -299,13 +310,14 @@ class MidEpochState:
         """Gather the state of all processes; every process must call.
 
         Args:
-            progress: tensors on the CPU and plain values.
-            modules: of the stage, by name.
+            progress: of the stage in this epoch: tensors on the CPU and plain values.
+            modules: the stage's modules, by name.
         """
         state: ProcessState = {
             "random": random_state(accelerator.device),
             "buffers": {
-                name: b.detach().cpu().clone() for name, (b, _) in _process_buffers(modules).items()
+                name: buffer.detach().cpu().clone()
+                for name, (buffer, _) in _process_buffers(modules).items()
             },
             "kept": dict(progress),
         }
@@ -313,7 +325,7 @@ class MidEpochState:
 
     @classmethod
     def from_checkpoint(cls, state: StateDict | None) -> "MidEpochState | None":
-        """The state in a checkpoint; None if that was written between two epochs."""
+        """Restore from `state_dict`; None for a checkpoint that was written between two epochs."""
         return None if state is None else cls(**state)
 
     def state_dict(self) -> StateDict:
@@ -322,14 +334,14 @@ class MidEpochState:
     def restore(
         self, modules: Mapping[str, nn.Module], accelerator: Accelerator, *, reshard: Reshard
     ) -> StateDict:
-        """Restore random state and buffers of this process; returns its progress.
+        """Restore the random state and the buffers of this process, and return its progress.
 
-        The number of processes may have changed: statistics of batch norms are then the mean over
-        the former processes, the first process takes all sums, and an additional process keeps the
-        random state that its epoch began with.
+        If the number of processes has changed, statistics of batch norms become the mean over the
+        former processes, the first process gets all sums, and an additional process keeps the
+        random state with which it began the epoch.
 
         Args:
-            reshard: called then, for this process's part of all former processes' progress.
+            reshard: computes this process's progress if the number of processes has changed.
         """
         index, count = accelerator.process_index, len(self.processes)
         if index < count:
@@ -348,7 +360,7 @@ class MidEpochState:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """State of torch's global generators, on the CPU and on the device."""
+    """The states of torch's global generators, of the CPU and of the device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         states[device.type] = torch.get_device_module(device).get_rng_state()
@@ -362,15 +374,15 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
 
 
 def _process_buffers(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, bool]]:
-    """Buffers in which processes may differ within an epoch, and whether they are sums over it.
+    """Buffers that may differ between processes within an epoch, and whether each is a sum.
 
-    Each process has its own batch norm statistics until the epoch ends; sums over an epoch are
-    non-persistent buffers.
+    Each process has its own batch norm statistics until the epoch ends. Non-persistent buffers hold
+    sums over the epoch.
     """
     buffers = {}
-    for part, module in modules.items():
-        saved = module.state_dict().keys()
+    for module_name, module in modules.items():
+        persistent = module.state_dict().keys()
         for name, buffer in module.named_buffers():
-            if buffer.is_floating_point() or name not in saved:
-                buffers[f"{part}.{name}"] = buffer, name not in saved
+            if buffer.is_floating_point() or name not in persistent:
+                buffers[f"{module_name}.{name}"] = buffer, name not in persistent
     return buffers

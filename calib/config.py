@@ -16,13 +16,13 @@ from pydantic import (
     model_validator,
 )
 
-from semix.calib.parameters import check_known, choose
+from semix.calib.parameters import check_parameter_names, look_up
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
 from semix.data.settings import Settings
 from semix.data.splits import RealDataConfig
 
-MIN_IMAGES_PER_PROCESS = 2  # of a kind: a batch norm needs the variance of at least two
+MIN_IMAGES_PER_PROCESS = 2  # real ones, and mixed ones: batch norms compute a variance
 Parameters = Mapping[str, Sequence[str]]  # names of parameters by name of loss, method or model
 
 LOSSES: Parameters = {
@@ -56,16 +56,16 @@ METHODS: Parameters = {
     "balcal": ("delta", "start", "etf_scale"),
 }
 _DEPTHS = (8, 14, 20, 32, 44, 56, 110)
-EITHER_STEM = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-SMALL_STEM, IMAGENET_STEM = "small", "imagenet"  # of these: a 3x3 convolution, or 7x7 and pooling
-IMAGENET_FROM = 96  # pixels of a side; smaller images would end in maps of 2 x 2 and less
-_BOTTLENECK = "resnet110_bottleneck"
+MODELS_WITH_STEM = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+SMALL_STEM, IMAGENET_STEM = "small", "imagenet"  # a 3x3 convolution; or 7x7, then max pooling
+IMAGENET_STEM_MIN_SIDE = 96  # pixels; smaller images would end in feature maps of at most 2 x 2
+_BOTTLENECK_RESNET = "resnet110_bottleneck"
 MODELS: Parameters = {
     "lenet": ("width",),
     **{f"resnet{depth}": ("width",) for depth in _DEPTHS},
-    **dict.fromkeys(EITHER_STEM, ("width", "stem")),
-    _BOTTLENECK: ("width",),
-    **{f"{name}_tiny": ("width",) for name in (*EITHER_STEM, _BOTTLENECK)},
+    **dict.fromkeys(MODELS_WITH_STEM, ("width", "stem")),
+    _BOTTLENECK_RESNET: ("width",),
+    **{f"{name}_tiny": ("width",) for name in (*MODELS_WITH_STEM, _BOTTLENECK_RESNET)},
     "wrn26_10": (),
     "wrn28_10": (),
     "wrn40_2": (),
@@ -74,21 +74,23 @@ MODELS: Parameters = {
 }
 
 
-def schema_parts(parts: Parameters) -> dict[str, JsonValue]:
-    """The entry in a field's JSON schema that lists the names which the field may have."""
-    return {"parts": {name: list(params) for name, params in parts.items()}}
+def component_schema(components: Parameters) -> dict[str, JsonValue]:
+    """For the JSON schema of a field: the components that it may name, and their parameters."""
+    return {"parts": {name: list(params) for name, params in components.items()}}
 
 
-class PartConfig(Settings):
+class ComponentConfig(Settings):
     """A loss, method or model by name; every other key is one of its parameters."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(description="of the part")
+    name: str = Field(description="of the loss, method or model")
 
-    def check(self, known: Parameters, field: str) -> None:
-        """Raises InputError for a name or a parameter that is not known."""
-        check_known(self.params, choose(known, self.name, field=f"{field}.name"), field=field)
+    def check(self, components: Parameters, field: str) -> None:
+        """Raise InputError for a name or a parameter that is not among the `components`."""
+        check_parameter_names(
+            self.params, look_up(components, self.name, field=f"{field}.name"), field=field
+        )
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -127,7 +129,10 @@ class MixedConfig(Settings):
     weight: float = Field(1.0, ge=0, description="of the mixed loss; the real loss has weight 1")
     loss: str = Field("l2", description="l2: squared error of probabilities; or soft_ce")
     per_real: float = Field(
-        2.0, gt=0, le=16, description="mixed images per real image; CSM: 2, an end and an inner one"
+        2.0,
+        gt=0,
+        le=16,
+        description="mixed images per real image; CSM: 2, an end point and an inner image",
     )
     batch_norm: Literal["shared", "eval_on_mixed", "separate"] = Field(
         "shared",
@@ -158,7 +163,7 @@ class MixedConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _has_labels_of_one_kind(self) -> Self:
+    def _check_label_source(self) -> Self:
         for name in ("scale", "labels"):
             if self.rule != "stored" and getattr(self, name) is not None:
                 raise ValueError(f"`rule: {self.rule}` takes no stored labels; leave `{name}` out")
@@ -166,35 +171,36 @@ class MixedConfig(Settings):
 
 
 class OODDataConfig(RealDataConfig):
-    """Labelled out-of-distribution pictures: the test images show none of the run's classes."""
+    """Labelled out-of-distribution images: no test image shows one of the run's classes."""
 
     grey: bool = Field(False, description="convert to grey, to compare with grey test images")
 
 
 class AugmentConfig(Settings):
-    """Random changes of training images, real and mixed alike."""
+    """Random changes of the training images, the same for real and mixed ones."""
 
     shift: int = Field(4, ge=0, description="largest shift on each axis, pixels; the rest is black")
     flip: bool = Field(False, description="mirror half of the images; wrong for digits")
 
 
-# Of second stages: the paper's batch size and learning rate, for 45,000 images in some 352 steps
-# per epoch. A small set makes only a handful of such batches: the masks of an epoch then take more
-# than it learns back, and the head ends points below the network. So batches are halved until an
-# epoch has enough steps, and the learning rate with them (linear scaling, Goyal et al. 2017).
-HEAD_BATCH, HEAD_RATE = 128, 0.1
-HEAD_STEPS, HEAD_SMALLEST = 128, 4
+# Batch size and learning rate of second stages in the paper, where 45,000 images make some 352
+# steps per epoch. Of a small training set an epoch has only a few steps. The masks of an epoch then
+# remove more than the head learns in it, and the head ends several points of accuracy below the
+# network. So the batch size is halved until an epoch has enough steps, and the learning rate is
+# halved with it (linear scaling, Goyal et al. 2017).
+HEAD_BATCH_SIZE, HEAD_LEARNING_RATE = 128, 0.1
+HEAD_MIN_STEPS, HEAD_MIN_BATCH_SIZE = 128, 4
 
 
 class HeadOptimiserConfig(OptimiserConfig):
-    """As for the classifier, at one learning rate throughout."""
+    """As for the classifier, but with a constant learning rate."""
 
-    # The classifier's rate always has a value; here the batch size may decide it.
+    # Optional here, unlike in the base class: the batch size may determine it.
     learning_rate: float | None = Field(  # type: ignore[assignment]
         None,
         gt=0,
-        description=f"peak learning rate; none: {HEAD_RATE:g}, times batch_size / {HEAD_BATCH} "
-        "where batch_size is derived, too",
+        description=f"peak learning rate; none: {HEAD_LEARNING_RATE:g}, times batch_size / "
+        f"{HEAD_BATCH_SIZE} where batch_size is derived, too",
     )
     schedule: Literal["multistep", "cosine", "constant"] = Field(
         "constant", description="of the learning rate; cosine falls to 0 with every step"
@@ -212,21 +218,21 @@ class TSTOptimiserConfig(HeadOptimiserConfig):
     )
 
 
-AUGMENTED = (
-    "learn from augmented images, as TST's code does; MaC-Cal's paper has non-augmented ones"
+AUGMENT_DESCRIPTION = (
+    "train on augmented images, as TST's code does; MaC-Cal's paper does not augment"
 )
 
 
 class SecondStageConfig(Settings):
-    """Settings of every second stage: a head trained on the frozen network and real images."""
+    """Settings of every second stage: a head that is trained on features of the frozen network."""
 
     epochs: int = Field(40, ge=1, description="passes over the real training images")
     batch_size: int | None = Field(
         None,
         ge=2,
-        description=f"images per step, over all processes; none: {HEAD_BATCH}, halved down to "
-        f"{HEAD_SMALLEST} until the training images make {HEAD_STEPS} steps per epoch, so "
-        f"{HEAD_BATCH} from {HEAD_BATCH * HEAD_STEPS:,} images on",
+        description=f"images per step, over all processes; none: {HEAD_BATCH_SIZE}, halved down to "
+        f"{HEAD_MIN_BATCH_SIZE} until the training images make {HEAD_MIN_STEPS} steps per epoch, "
+        f"so {HEAD_BATCH_SIZE} from {HEAD_BATCH_SIZE * HEAD_MIN_STEPS:,} images on",
     )
     optimiser: HeadOptimiserConfig = Field(HeadOptimiserConfig(), description="of the head")
     views: int | None = Field(
@@ -235,29 +241,31 @@ class SecondStageConfig(Settings):
         description="augmented views per image, whose features are computed once and used in turn;"
         " none computes features anew each epoch, or once where nothing is augmented",
     )
-    augment: bool = Field(True, description=AUGMENTED)
+    augment: bool = Field(True, description=AUGMENT_DESCRIPTION)
     reduction: Literal["mean", "sum"] = Field(
         "mean", description="of the loss over a step's images; the paper's base code sums"
     )
 
-    def batch_of(self, images: int) -> int:
+    def batch_size_for(self, images: int) -> int:
         """Images per step, for this number of training images."""
         if self.batch_size is not None:
             return self.batch_size
-        size = HEAD_BATCH
-        while size > HEAD_SMALLEST and images // size < HEAD_STEPS:
+        size = HEAD_BATCH_SIZE
+        while size > HEAD_MIN_BATCH_SIZE and images // size < HEAD_MIN_STEPS:
             size //= 2
         return size
 
-    def optimiser_of(self, images: int) -> OptimiserConfig:
+    def optimiser_for(self, images: int) -> OptimiserConfig:
         """The optimiser with its learning rate, for this number of training images."""
         if self.optimiser.learning_rate is not None:
             return self.optimiser
-        share = 1.0 if self.batch_size is not None else self.batch_of(images) / HEAD_BATCH
-        return self.optimiser.model_copy(update={"learning_rate": HEAD_RATE * share})
+        factor = (
+            1.0 if self.batch_size is not None else self.batch_size_for(images) / HEAD_BATCH_SIZE
+        )
+        return self.optimiser.model_copy(update={"learning_rate": HEAD_LEARNING_RATE * factor})
 
-    def changes(self, augment: AugmentConfig) -> AugmentConfig:
-        """Random changes of the images that the head learns from."""
+    def augmentation(self, augment: AugmentConfig) -> AugmentConfig:
+        """The augmentation of the images that the head is trained on."""
         return augment if self.augment else AugmentConfig(shift=0)
 
 
@@ -265,9 +273,11 @@ class MaCCalConfig(SecondStageConfig):
     """MaC-Cal: a bottleneck head whose weights are masked anew each epoch."""
 
     method: Literal["mac_cal"] = Field("mac_cal", description="mac_cal, tst or vtst")
-    augment: bool = Field(False, description=AUGMENTED)
-    loss: PartConfig = Field(
-        PartConfig(name="ce"), description="on real images", json_schema_extra=schema_parts(LOSSES)
+    augment: bool = Field(False, description=AUGMENT_DESCRIPTION)
+    loss: ComponentConfig = Field(
+        ComponentConfig(name="ce"),
+        description="on real images",
+        json_schema_extra=component_schema(LOSSES),
     )
     select: Literal["last", "ece"] = Field(
         "last", description="which epoch's head to keep; ece is that on validation"
@@ -297,7 +307,7 @@ class MaCCalConfig(SecondStageConfig):
 
 
 class TSTConfig(SecondStageConfig):
-    """TST: a small network to a latent space and a linear layer, instead of the linear head."""
+    """TST: replace the linear head by a small network to a latent space and a linear layer."""
 
     method: Literal["tst", "vtst"] = Field("tst", description="vtst: a Gaussian latent space")
     optimiser: TSTOptimiserConfig = Field(TSTOptimiserConfig(), description="of the head")
@@ -309,7 +319,7 @@ class TSTConfig(SecondStageConfig):
 
 
 def method(head: Any) -> str:
-    """The method that settings of a head name. Errors name the field after this function."""
+    """The method of a head's settings. pydantic's errors name it after this function."""
     default = "mac_cal"
     if isinstance(head, dict):
         return str(head.get("method", default))
@@ -325,7 +335,7 @@ HeadConfig = Annotated[
 
 
 class ShiftConfig(Settings):
-    """Test images under common corruptions, made on the fly."""
+    """Test images under common corruptions, which are computed when they are measured."""
 
     corruptions: Literal["standard", "all"] | tuple[str, ...] = Field(
         "standard", description="the 15 of the benchmark, all 19, or some by name"
@@ -340,17 +350,17 @@ class ShiftConfig(Settings):
 
 
 def _shift_from_bool(shift: Any) -> Any:
-    """Read true as the default settings and false as none."""
+    """Replace true by the default settings and false by none."""
     return {True: {}, False: None}[shift] if isinstance(shift, bool) else shift
 
 
 def _precision_from_bool(precision: Any) -> Any:
-    """Read false as `no`, which YAML takes for false."""
+    """Replace false by "no": YAML reads an unquoted no as false."""
     return "no" if precision is False else precision
 
 
 class EvaluationConfig(Settings):
-    """Measures of the test images, of shifted and of out-of-distribution (OOD) images."""
+    """What is measured on test images, on shifted and on out-of-distribution (OOD) images."""
 
     bins: int = Field(15, ge=1, description="of every binned measure")
     bootstrap: int = Field(
@@ -364,13 +374,13 @@ class EvaluationConfig(Settings):
     )
 
 
-# Measures of the validation logits, one of which decides when to stop or which epoch to keep.
+# Measures on validation images; one of them decides when to stop, or which epoch to select.
 Criterion = Literal["accuracy", "nll", "ece", "adaptive_ece", "classwise_ece", "brier"]
 
-# Settings that decide which seeds are trained, how they are named, what is shown and measured and
-# where images are held, but not the weights of a seed.
-Outside = Mapping[str, bool | Mapping[str, bool]]
-OUTSIDE_IDENTITY: Outside = {
+# Settings that do not influence the trained weights of a seed: which seeds are trained, names, what
+# is shown and measured, and where images are stored. True excludes a setting or a whole section.
+SettingNames = Mapping[str, bool | Mapping[str, bool]]
+NON_IDENTITY_SETTINGS: SettingNames = {
     "name": True,
     "seeds": True,
     "checkpoint_every": True,
@@ -382,7 +392,7 @@ OUTSIDE_IDENTITY: Outside = {
 }
 
 
-def _are_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
+def _check_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(seeds)) != len(seeds):
         raise ValueError("give each seed once")
     if min(seeds) < 0:
@@ -390,7 +400,7 @@ def _are_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
-Seeds = Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_are_seeds)]
+Seeds = Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_check_seeds)]
 
 
 class EarlyStopConfig(Settings):
@@ -401,7 +411,7 @@ class EarlyStopConfig(Settings):
 
 
 class TrainConfig(Settings):
-    """One method on one dataset, for several seeds."""
+    """The training of one method on one dataset, with several seeds."""
 
     name: str = Field(min_length=1, description="of the method in tables")
     real: RealDataConfig = Field(description="labelled pictures")
@@ -417,19 +427,22 @@ class TrainConfig(Settings):
         description="processes per trainer that read real images; none: as many as it has cores",
     )
     mixed: MixedConfig | None = Field(None, description="mixed dataset; none trains on real only")
-    loss: PartConfig = Field(
-        PartConfig(name="ce"), description="on real images", json_schema_extra=schema_parts(LOSSES)
+    loss: ComponentConfig = Field(
+        ComponentConfig(name="ce"),
+        description="on real images",
+        json_schema_extra=component_schema(LOSSES),
     )
-    method: PartConfig = Field(
-        PartConfig(name="plain"),
+    method: ComponentConfig = Field(
+        ComponentConfig(name="plain"),
         description="how real images are mixed or the classifier is changed in training",
-        json_schema_extra=schema_parts(METHODS),
+        json_schema_extra=component_schema(METHODS),
     )
-    model: PartConfig = Field(
+    model: ComponentConfig = Field(
         description="the classifier; resnet18 to resnet152 take the ImageNet stem (a 7x7 "
-        f"convolution of stride 2, max pooling) where real.image_size is {IMAGENET_FROM} or more, "
-        f"else a 3x3 one; `stem: {SMALL_STEM}` or `stem: {IMAGENET_STEM}` says otherwise",
-        json_schema_extra=schema_parts(MODELS),
+        "convolution of stride 2, max pooling) where real.image_size is "
+        f"{IMAGENET_STEM_MIN_SIDE} or more, else a 3x3 one; `stem: {SMALL_STEM}` or "
+        f"`stem: {IMAGENET_STEM}` says otherwise",
+        json_schema_extra=component_schema(MODELS),
     )
     epochs: int = Field(200, ge=1, description="passes over the real training images")
     batch_size: int = Field(128, ge=2, description="real images per step, over all processes")
@@ -463,28 +476,30 @@ class TrainConfig(Settings):
 
     @field_validator("model")
     @classmethod
-    def _has_the_stem_for_its_images(cls, model: PartConfig, info: ValidationInfo) -> PartConfig:
-        """Write the ImageNet stem for large images into the settings, so into the identity."""
-        real = info.data.get("real")  # none if it is invalid
-        if real is None or model.name not in EITHER_STEM or "stem" in model.params:
+    def _add_imagenet_stem(cls, model: ComponentConfig, info: ValidationInfo) -> ComponentConfig:
+        """Add the ImageNet stem for large images to the settings, and so to their identity."""
+        real = info.data.get("real")  # None if it is invalid
+        if real is None or model.name not in MODELS_WITH_STEM or "stem" in model.params:
             return model
-        if real.image_size < IMAGENET_FROM:
+        if real.image_size < IMAGENET_STEM_MIN_SIDE:
             return model
-        return PartConfig.model_validate({**model.model_dump(), "stem": IMAGENET_STEM})
+        return ComponentConfig.model_validate({**model.model_dump(), "stem": IMAGENET_STEM})
 
     def identity(self) -> dict[str, object]:
-        """The settings that decide the result of a seed, as plain values."""
-        return self.model_dump(mode="json", exclude=OUTSIDE_IDENTITY)
+        """The settings that influence the trained weights of a seed, as plain values."""
+        return self.model_dump(mode="json", exclude=NON_IDENTITY_SETTINGS)
 
 
-def check_accumulation(share: int, count: int) -> None:
-    """Raises InputError unless a process's real images divide into `count` equal parts.
+def check_accumulation(local_size: int, count: int) -> None:
+    """Raise InputError unless a process's batch divides into `count` equal micro-batches.
 
     Args:
-        share: real images of a process's batch.
+        local_size: number of real images in the batch of one process.
     """
-    if share % count or (count > 1 and share // count < MIN_IMAGES_PER_PROCESS):
-        remedy = f"the {share} real images of a process do not divide into so many equal parts"
+    if local_size % count or (count > 1 and local_size // count < MIN_IMAGES_PER_PROCESS):
+        problem = (
+            f"the {local_size} real images of a process do not divide into {count} equal parts"
+        )
         raise InputError(
-            "accumulate", count, f"{remedy} of {MIN_IMAGES_PER_PROCESS} images or more"
+            "accumulate", count, f"{problem} of {MIN_IMAGES_PER_PROCESS} images or more"
         )

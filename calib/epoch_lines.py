@@ -1,25 +1,25 @@
-"""Progress lines of a stage's training: one per epoch, and more within long epochs."""
+"""Print the progress of a training stage: a line per epoch, and more lines in long epochs."""
 
 import time
 from collections.abc import Mapping
 
 from semix.data.printable import print_line
 
-QUIET_S = 5.0  # between lines, so that short epochs do not print one each
-BRIEF = 64  # characters of figures; with name and times a line fills two rows of a narrow terminal
-LONG_S = 20.0  # without a line, until one reports progress within an epoch
+MIN_PAUSE_S = 5.0  # least time between two lines, so that not every short epoch prints one
+MAX_WIDTH = 64  # characters of metrics; with name and times a line has two rows of 80 at most
+MAX_PAUSE_S = 20.0  # longest time without a line, in an epoch that lasts longer
 
 
 class EpochLines:
-    """Prints lines with rate and remaining time, at most one per epoch and QUIET_S.
+    """Prints metrics, rate and remaining time: at most a line per epoch, and per MIN_PAUSE_S.
 
     Args:
-        label: begins each line.
-        epochs: of the stage; it may stop earlier.
+        label: the beginning of each line.
+        epochs: number of epochs of the stage, which may stop earlier.
         images: real images per epoch, over all processes.
-        steps: per epoch.
-        first: epochs that were done before.
-        printing: false in all processes but the main one.
+        steps: steps per epoch.
+        first: number of epochs that were done before.
+        printing: whether to print; true in the main process only.
     """
 
     def __init__(
@@ -27,53 +27,57 @@ class EpochLines:
     ) -> None:
         self.label, self.epochs, self.first = label, epochs, first
         self.images, self.steps, self.printing = images, steps, printing
-        self.started = self.shown = time.monotonic()
-        self._begun: tuple[int, int, float] | None = None  # an epoch, its first step, when
+        self.started = self.last_printed = time.monotonic()
+        # Where timing of an epoch starts: the epoch, the number of steps done, the time.
+        self._epoch_start: tuple[int, int, float] | None = None
 
-    def show_features(self, done: int) -> None:
-        """Called while a stage computes an epoch's features, with the number of images done."""
-        if self._is_due(LONG_S):
-            self._print(f"features of {done:,} of {self.images:,} images")
+    def show_features(self, images_done: int) -> None:
+        """Called while a stage computes the features for an epoch; counts the images done."""
+        if self._is_due(MAX_PAUSE_S):
+            self._print(f"features of {images_done:,} of {self.images:,} images")
 
-    def show_step(self, epoch: int, done: int) -> None:
+    def show_step(self, epoch: int, steps_done: int) -> None:
         """Called after every step, with the number of steps done in the epoch.
 
-        The first step of an epoch is a warm-up and not measured.
+        The first step of an epoch is a warm-up and is not timed.
         """
         if not self.printing:
             return
-        if self._begun is None or self._begun[0] != epoch:
-            self._begun = epoch, done, time.monotonic()
-        elif self._is_due(LONG_S):
-            _, first, begun = self._begun
-            step_s = (time.monotonic() - begun) / (done - first)
-            left = clock(step_s * (self.steps * (self.epochs - epoch) - done))
-            where = f"epoch {epoch + 1}/{self.epochs}  step {done:,} of {self.steps:,}"
-            self._print(f"{where}  {step_s * self.steps:.3g} s per epoch  {left} left")
+        if self._epoch_start is None or self._epoch_start[0] != epoch:
+            self._epoch_start = epoch, steps_done, time.monotonic()
+        elif self._is_due(MAX_PAUSE_S):
+            _, first, started = self._epoch_start
+            step_s = (time.monotonic() - started) / (steps_done - first)
+            remaining = format_time(step_s * (self.steps * (self.epochs - epoch) - steps_done))
+            position = f"epoch {epoch + 1}/{self.epochs}  step {steps_done:,} of {self.steps:,}"
+            self._print(f"{position}  {step_s * self.steps:.3g} s per epoch  {remaining} left")
 
-    def show_epoch(self, done: int, figures: Mapping[str, float | None], *, last: bool) -> None:
-        """Called after every epoch; the line of the last one is always printed.
+    def show_epoch(
+        self, epochs_done: int, metrics: Mapping[str, float | None], *, last: bool
+    ) -> None:
+        """Called after every epoch; the line of the last epoch is always printed.
 
         Args:
-            done: epochs of the stage that are done.
+            epochs_done: number of epochs done in this stage.
         """
-        if not (self._is_due(QUIET_S) or last):
+        if not (self._is_due(MIN_PAUSE_S) or last):
             return
-        epoch_s = (time.monotonic() - self.started) / (done - self.first)
-        shown = brief(figures)
+        epoch_s = (time.monotonic() - self.started) / (epochs_done - self.first)
+        values = format_metrics(metrics)
         rate = f"{self.images / epoch_s:,.0f} images/s  {epoch_s:.3g} s per epoch"
-        self._print(f"{done}/{self.epochs}  {shown}  {rate}  {self._left(done, epoch_s, last)}")
+        remaining = self._remaining(epochs_done, epoch_s, last)
+        self._print(f"{epochs_done}/{self.epochs}  {values}  {rate}  {remaining}")
 
-    def _left(self, done: int, epoch_s: float, last: bool) -> str:
-        if last and done < self.epochs:
+    def _remaining(self, epochs_done: int, epoch_s: float, last: bool) -> str:
+        if last and epochs_done < self.epochs:
             return "stopped early"
-        return f"{clock(epoch_s * (self.epochs - done))} left"
+        return f"{format_time(epoch_s * (self.epochs - epochs_done))} left"
 
-    def _is_due(self, quiet_s: float) -> bool:
-        return time.monotonic() - self.shown >= quiet_s
+    def _is_due(self, pause_s: float) -> bool:
+        return time.monotonic() - self.last_printed >= pause_s
 
     def _print(self, text: str) -> None:
-        self.shown = time.monotonic()
+        self.last_printed = time.monotonic()
         if self.printing:
             print_line(f"{self.label} {text}")
 
@@ -81,24 +85,24 @@ class EpochLines:
 SILENT = EpochLines("", epochs=1, images=1, steps=1, first=0, printing=False)
 
 
-def brief(figures: Mapping[str, float | None]) -> str:
-    """The most important figures, as many as a line has room for; history.jsonl has all."""
+def format_metrics(metrics: Mapping[str, float | None]) -> str:
+    """The most important metrics, up to MAX_WIDTH characters; history.jsonl has all metrics."""
 
     def rank(name: str) -> int:
-        first = ("loss", "accuracy")
-        return first.index(name) if name in first else 3 - name.startswith("validation_")
+        leading = ("loss", "accuracy")
+        return leading.index(name) if name in leading else 3 - name.startswith("validation_")
 
-    values = {name: value for name, value in figures.items() if value is not None}
+    values = {name: value for name, value in metrics.items() if value is not None}
     line = ""
     for name in sorted(values, key=rank):
-        longer = f"{line}  {name} {values[name]:.4g}".strip()
-        if len(longer) > BRIEF:
+        extended = f"{line}  {name} {values[name]:.4g}".strip()
+        if len(extended) > MAX_WIDTH:
             break
-        line = longer
+        line = extended
     return line
 
 
-def clock(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Format seconds as `0:07`, `12:30` or `3:05:00`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

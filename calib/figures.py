@@ -1,4 +1,4 @@
-"""Figures: a mixed dataset's weights and reliability for the page; a study's results as PNG."""
+"""Figures: CLIP weights and reliability diagrams for the page, results of a study as PNG."""
 
 import base64
 import io
@@ -20,18 +20,18 @@ from semix.calib.results import ACCURACY, ECE, MethodResult, Summary
 from semix.data.pages import DARK, LIGHT, Theme
 from semix.data.quality import WeightCurve
 
-MIN_COUNT = 20  # bins with fewer predictions are drawn pale: their accuracy is mostly chance
-STYLE: Any = {  # matplotlib types its keys one by one
+MIN_COUNT = 20  # bins with fewer predictions are pale: their accuracy is mostly chance
+STYLE: Any = {  # matplotlib's types list every key
     "font.family": ["sans-serif"],
     "font.size": 9,
-    "svg.fonttype": "none",  # text stays text: smaller, sharper, and in the reader's font
-    "svg.hashsalt": "semix",  # the same numbers give the same bytes
+    "svg.fonttype": "none",  # keep text as text: smaller, sharper, and in the reader's font
+    "svg.hashsalt": "semix",  # so that equal numbers give equal bytes
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
 DPI = 150
-TITLE = 22  # characters per line of the title of a small diagram
-MARKERS = "Ds^v" * 8  # the next one each time the twenty colours repeat
+TITLE_WIDTH = 22  # characters per line, above a small diagram
+MARKERS = "Ds^v" * 8  # each serves twenty colours, before they repeat
 
 
 # Figures of the page: SVG, one per theme
@@ -39,14 +39,14 @@ MARKERS = "Ds^v" * 8  # the next one each time the twenty colours repeat
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure for light and for dark pages, as data URIs."""
+    """A figure in a light and in a dark theme, as data URIs."""
 
     light: str
     dark: str
 
 
 def weight_figure(curve: WeightCurve) -> Picture:
-    """Mean and quantiles of the CLIP weight at each alpha."""
+    """Plot mean and quantiles of the CLIP weight at each alpha."""
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = figure.add_subplot()
@@ -59,13 +59,13 @@ def weight_figure(curve: WeightCurve) -> Picture:
         axes.plot(x, curve.mean.numpy(), color=theme.first, linewidth=2.2, marker="o", markersize=4)
         axes.set_xlabel("alpha: conditioning weight of the first class")
         axes.set_ylabel("CLIP weight of the first class")
-        _colour(axes, theme)
+        _set_colours(axes, theme)
 
     return _both_themes(draw, width=5.4, height=3.5)
 
 
 def reliability_picture(bins: ReliabilityBins) -> Picture:
-    """Accuracy against confidence in each bin; below, the histogram of the predictions."""
+    """Plot accuracy against confidence in bins, and below it the histogram of predictions."""
 
     def draw(figure: Figure, theme: Theme) -> None:
         top, bottom = figure.subplots(
@@ -75,16 +75,16 @@ def reliability_picture(bins: ReliabilityBins) -> Picture:
         top.set_ylabel("accuracy")
         _draw_histogram(bottom, bins, theme)
         for axes in (top, bottom):
-            _colour(axes, theme)
+            _set_colours(axes, theme)
 
     return _both_themes(draw, width=2.75, height=3.5)
 
 
 def pooled_bins(method: MethodResult, kind: str = "plain") -> ReliabilityBins:
-    """Reliability bins over the test predictions of all seeds together.
+    """Reliability bins of the test predictions of all seeds, pooled.
 
     Args:
-        kind: "plain", or "scaled" by each seed's temperature.
+        kind: "plain", or "scaled": by the temperature of each seed.
     Raises:
         InputError: a logits file is missing.
     """
@@ -100,12 +100,11 @@ def _draw_gaps(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
     count, accuracy, gaps = (value.numpy() for value in (bins.count, bins.accuracy, bins.gap))
     left, width = _left_and_width(len(count))
     for index in np.flatnonzero(count):
-        strength = 1.0 if count[index] >= MIN_COUNT else 0.35
-        box = {"x": left[index], "width": width, "align": "edge"}
+        opacity = 1.0 if count[index] >= MIN_COUNT else 0.35
+        bar = {"x": left[index], "width": width, "align": "edge"}
         gap = gaps[index]
-        axes.bar(height=accuracy[index], color=theme.first, alpha=0.75 * strength, **box)
-        # Orange from accuracy up to confidence: overconfident. Hatched blue down to confidence:
-        # underconfident.
+        axes.bar(height=accuracy[index], color=theme.first, alpha=0.75 * opacity, **bar)
+        # From accuracy to confidence: orange where overconfident, hatched where underconfident.
         colour, hatch = (theme.second, None) if gap > 0 else ("none", "/////")
         axes.bar(
             height=gap,
@@ -114,8 +113,8 @@ def _draw_gaps(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
             edgecolor="none" if gap > 0 else theme.ink,
             hatch=hatch,
             linewidth=0,
-            alpha=0.85 * strength,
-            **box,
+            alpha=0.85 * opacity,
+            **bar,
         )
     axes.plot([0, 1], [0, 1], color=theme.muted, linestyle=":", linewidth=1.2)
     axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -125,7 +124,7 @@ def _draw_histogram(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
     share = bins.fraction.numpy()
     left, width = _left_and_width(len(share))
     axes.bar(left, share, width=width, align="edge", color=theme.muted)
-    axes.set_yscale("log")  # most predictions are near 1; the others must stay visible
+    axes.set_yscale("log")  # keeps low bars visible: most predictions have a confidence near 1
     axes.set(xlabel="confidence", ylabel="share", ylim=(1e-4, 1))
     axes.set_yticks([1e-3, 1e-1], minor=False)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
@@ -136,7 +135,7 @@ def _left_and_width(bins: int) -> tuple[np.ndarray, float]:
     return np.arange(bins) / bins, 0.94 / bins  # a thin gap between bars
 
 
-def _colour(axes: Axes, theme: Theme) -> None:
+def _set_colours(axes: Axes, theme: Theme) -> None:
     axes.tick_params(colors=theme.muted, labelcolor=theme.muted, length=3)
     axes.xaxis.label.set_color(theme.ink)
     axes.yaxis.label.set_color(theme.ink)
@@ -145,7 +144,7 @@ def _colour(axes: Axes, theme: Theme) -> None:
 
 
 def _both_themes(draw: Callable[[Figure, Theme], None], *, width: float, height: float) -> Picture:
-    """Draw once for each theme; `width` and `height` in inches."""
+    """Draw a figure in both themes; `width` and `height` in inches."""
 
     def render(theme: Theme) -> str:
         with matplotlib.rc_context(STYLE):
@@ -165,7 +164,7 @@ def write_figures(methods: Sequence[MethodResult], folder: Path, *, dataset: str
     """Write three PNG files with the results on one dataset.
 
     Returns:
-        Their names, without the folder.
+        The names of the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
@@ -180,32 +179,34 @@ def write_figures(methods: Sequence[MethodResult], folder: Path, *, dataset: str
 
 
 def ece_figure(methods: Sequence[MethodResult]) -> Figure:
-    """One dot per seed with its bootstrap interval, if measured; bar: mean and deviation."""
+    """Plot the ECE of each method: mean and deviation, and seeds with their intervals."""
     figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(methods)), layout="constrained")
     axes = figure.add_subplot()
     for position, method in enumerate(methods):
         values = method.values(ECE)
         summary = Summary.of(values.values())
-        error = 100 * (summary.sd or 0.0)
-        axes.errorbar(100 * summary.mean, position, xerr=error, fmt="D", color=LIGHT.ink, capsize=3)
-        for seed, height in zip(values, _spread_out(len(values)), strict=True):
-            axes.plot(100 * values[seed], position + height, "o", color=LIGHT.first, markersize=4)
+        deviation = 100 * (summary.sd or 0.0)
+        axes.errorbar(
+            100 * summary.mean, position, xerr=deviation, fmt="D", color=LIGHT.ink, capsize=3
+        )
+        for seed, offset in zip(values, _vertical_offsets(len(values)), strict=True):
+            axes.plot(100 * values[seed], position + offset, "o", color=LIGHT.first, markersize=4)
             limits = method.seeds[seed].intervals.get(method.kind, {}).get(ECE.key)
             if limits:
                 ends = [100 * limit for limit in limits]
-                axes.plot(ends, [position + height] * 2, color=LIGHT.first, alpha=0.4)
-    axes.set_yticks(range(len(methods)), [_plain(method.label) for method in methods])
+                axes.plot(ends, [position + offset] * 2, color=LIGHT.first, alpha=0.4)
+    axes.set_yticks(range(len(methods)), [_escape(method.label) for method in methods])
     axes.invert_yaxis()
     axes.set_xlabel(f"ECE % ({methods[0].bins} bins)")
     axes.set_xlim(left=0)
-    _colour(axes, LIGHT)
+    _set_colours(axes, LIGHT)
     legend = "black: mean ± standard deviation; dots: seeds with 95 % bootstrap intervals"
     figure.suptitle(legend, fontsize=8)
     return figure
 
 
 def accuracy_figure(methods: Sequence[MethodResult]) -> Figure:
-    """Each method's mean, with its seeds as small dots."""
+    """Plot ECE against accuracy: the mean of each method, and its seeds as small dots."""
     height = max(4.4, 0.5 + 0.18 * len(methods))  # the legend has one line per method
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.add_subplot()
@@ -218,26 +219,26 @@ def accuracy_figure(methods: Sequence[MethodResult]) -> Figure:
         ]
         axes.plot(*points, "o", color=colour, markersize=3, alpha=0.6)
         means = [sum(values) / len(values) for values in points]
-        axes.plot(*[[mean] for mean in means], marker, color=colour, label=_plain(method.label))
+        axes.plot(*[[mean] for mean in means], marker, color=colour, label=_escape(method.label))
     axes.set(xlabel="accuracy %", ylabel="ECE %")
     axes.set_ylim(bottom=0)
-    _colour(axes, LIGHT)
+    _set_colours(axes, LIGHT)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 
 def reliability_figure(methods: Sequence[MethodResult]) -> Figure:
-    """One diagram per method as trained, of the test predictions of all its seeds."""
+    """Plot a reliability diagram per method as trained, of the test predictions of all seeds."""
     plain = [method for method in methods if method.kind == "plain"]
     columns = min(4, len(plain))
-    lines = -(-len(plain) // columns)
-    figure = Figure(figsize=(max(3.6, 2.3 * columns), 2.4 * lines), layout="constrained")
-    grid = list(figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flat)
+    grid_rows = -(-len(plain) // columns)
+    figure = Figure(figsize=(max(3.6, 2.3 * columns), 2.4 * grid_rows), layout="constrained")
+    grid = list(figure.subplots(grid_rows, columns, squeeze=False, sharex=True, sharey=True).flat)
     for axes, method in zip(grid, plain, strict=False):
         _draw_gaps(axes, pooled_bins(method), LIGHT)
         axes.set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
-        axes.set_title("\n".join(wrap(_plain(method.label), TITLE)), fontsize=9)
-        _colour(axes, LIGHT)
+        axes.set_title("\n".join(wrap(_escape(method.label), TITLE_WIDTH)), fontsize=9)
+        _set_colours(axes, LIGHT)
     for axes in grid[len(plain) :]:
         axes.set_axis_off()
     figure.supxlabel("confidence", fontsize=9)
@@ -246,11 +247,11 @@ def reliability_figure(methods: Sequence[MethodResult]) -> Figure:
     return figure
 
 
-def _spread_out(count: int) -> list[float]:
-    """Vertical offsets about 0, so that dots do not hide each other."""
+def _vertical_offsets(count: int) -> list[float]:
+    """Vertical offsets around 0, so that dots do not cover each other."""
     return [0.0] if count == 1 else [0.3 * (index / (count - 1) - 0.5) for index in range(count)]
 
 
-def _plain(text: str) -> str:
-    """Escape a label, so that matplotlib reads no formula in it."""
+def _escape(text: str) -> str:
+    """Escape dollar signs, which begin a formula in matplotlib."""
     return text.replace("$", r"\$")

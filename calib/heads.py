@@ -1,4 +1,4 @@
-"""Second-stage heads: MaC-Cal's masked bottleneck with its sparsity control, TST, VTST."""
+"""Heads of second stages: MaC-Cal's masked bottleneck with its sparsity control, TST, VTST."""
 
 import math
 from itertools import pairwise
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semix.calib.config import HeadConfig, MaCCalConfig
-from semix.calib.parameters import in_range, one_of
+from semix.calib.parameters import require_one_of, require_range
 from semix.data.errors import InputError
 
 MASK_MODES = ("reset", "preserve")
@@ -17,37 +17,38 @@ INFERENCE = ("last", "expected", "dense")
 
 
 class MaskedBottleneckHead(nn.Module):
-    """Features [N, D] to logits [N, K] through a hidden layer with ReLU; its weights are masked.
+    """Maps features [N, D] to logits [N, K] by two masked linear layers with a ReLU between them.
 
     The trainer calls, in this order:
 
-        head.start_epoch(p, generator)     # draw masks: a weight is kept with probability p
+        head.start_epoch(p, generator)     # draws masks, which keep a weight with probability p
         head(features); loss.backward()
-        head.after_backward()              # gradients of masked weights become 0
+        head.after_backward()              # sets gradients of masked weights to 0
         optimiser.step()
-        head.after_step()                  # momentum and weight decay moved them: mask again
+        head.after_step()                  # masks again what momentum and weight decay have changed
 
     Biases are never masked. In eval mode the head is deterministic and uses no generator.
 
     Args:
         in_features: D.
         num_classes: K.
-        hidden: width of the hidden layer; None is max(2K, D/4).
-        mask_mode: "reset" sets masked weights to 0 permanently when an epoch starts; "preserve"
-            keeps their values for the epochs that unmask them.
-        inference: the weights in eval mode. "last": under the last mask. "expected": all,
-            times p. "dense": all, unscaled, which makes calibration worse than no head.
-        allow_unscaled: permit "dense".
+        hidden: width of the hidden layer; None: max(2K, D/4).
+        mask_mode: "reset" sets masked weights to 0 for good when an epoch starts; "preserve" keeps
+            their values for later epochs, whose masks may keep them.
+        inference: the weights in eval mode. "last": those that the last mask keeps. "expected":
+            all, multiplied by p. "dense": all, not multiplied; calibration is then worse than
+            without a head.
+        allow_unscaled: allow "dense".
     Raises:
-        InputError: a size below 1, an unknown mode, or an inference that does not fit the mode.
+        InputError: a size below 1, an unknown mode, or an inference that the mask mode excludes.
 
-    Source: MaC-Cal (arXiv 2508.09116), eqs. (8)-(11). The paper does not say what becomes of
-    masked weights; "reset" is the reading that agrees with its ablation.
+    Source: MaC-Cal (arXiv 2508.09116), eqs. (8)-(11). The paper does not say whether masked weights
+    keep their values; "reset" agrees with its ablation.
     """
 
-    mask1: Tensor  # bool [H, D], True where the weight is kept
+    mask1: Tensor  # bool [H, D], true where a weight is kept
     mask2: Tensor  # bool [K, H]
-    retention: Tensor  # float32 scalar, the p of the masks
+    retention: Tensor  # float32 scalar, the p with which the masks were drawn
 
     def __init__(
         self,
@@ -62,24 +63,26 @@ class MaskedBottleneckHead(nn.Module):
         super().__init__()
         if hidden is None:
             hidden = max(2 * num_classes, in_features // 4)
-        what = "give a whole number of at least 1"
-        in_range("head.hidden", hidden, low=1, what=what, whole=True)
+        remedy = "give a whole number of at least 1"
+        require_range("head.hidden", hidden, low=1, remedy=remedy, whole=True)
         _check_modes(mask_mode, inference, allow_unscaled=allow_unscaled)
         self.mask_mode, self.inference = mask_mode, inference
-        self.layer1 = _layer(in_features, hidden, nonlinearity="relu")
-        self.layer2 = _layer(hidden, num_classes, nonlinearity="linear")
+        self.layer1 = _initialised_layer(in_features, hidden, nonlinearity="relu")
+        self.layer2 = _initialised_layer(hidden, num_classes, nonlinearity="linear")
         self.register_buffer("mask1", torch.ones(hidden, in_features, dtype=torch.bool))
         self.register_buffer("mask2", torch.ones(num_classes, hidden, dtype=torch.bool))
         self.register_buffer("retention", torch.ones(()))
 
     def forward(self, features: Tensor) -> Tensor:
-        inner = functional.linear(features, self._weight(self.layer1, self.mask1), self.layer1.bias)
+        hidden_units = functional.linear(
+            features, self._weight(self.layer1, self.mask1), self.layer1.bias
+        )
         weight = self._weight(self.layer2, self.mask2)
-        return functional.linear(functional.relu(inner), weight, self.layer2.bias)
+        return functional.linear(functional.relu(hidden_units), weight, self.layer2.bias)
 
     @torch.no_grad()
     def start_epoch(self, p: float, generator: torch.Generator) -> None:
-        """Draw both masks anew, and in reset mode set the masked weights to 0.
+        """Draw new masks; in reset mode also set the masked weights to 0.
 
         Args:
             p: probability, in (0, 1], that a weight is kept.
@@ -88,7 +91,7 @@ class MaskedBottleneckHead(nn.Module):
             ValueError: p lies outside (0, 1].
         """
         if not 0 < p <= 1:
-            raise ValueError(f"p = {p}: the share of kept weights must lie in (0, 1]")
+            raise ValueError(f"p = {p}: the fraction of kept weights must lie in (0, 1]")
         self.retention.fill_(p)
         for _, mask in self._masked_layers():
             mask.copy_(torch.rand(mask.shape, generator=generator) < p)
@@ -96,16 +99,16 @@ class MaskedBottleneckHead(nn.Module):
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """Call between backward and the optimiser's step: masked weights get no gradient."""
+        """Called between backward and the optimiser's step: masked weights get no gradient."""
         for layer, mask in self._masked_layers():
             if layer.weight.grad is not None:
                 layer.weight.grad.mul_(mask)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Call after the optimiser's step: in reset mode masked weights are 0 again.
+        """Called after the optimiser's step: in reset mode, sets masked weights to 0 again.
 
-        Without it, momentum left from an epoch in which they were kept would move them.
+        The step may change them by momentum from an epoch in which they were not masked.
         """
         if self.mask_mode == "reset":
             for layer, mask in self._masked_layers():
@@ -116,13 +119,15 @@ class MaskedBottleneckHead(nn.Module):
 
     def _weight(self, layer: nn.Linear, mask: Tensor) -> Tensor:
         if self.mask_mode == "reset":
-            return layer.weight  # masked in place
+            return layer.weight  # its masked entries are 0
         if self.training or self.inference == "last":
             return layer.weight * mask
         return layer.weight * self.retention if self.inference == "expected" else layer.weight
 
 
-def _layer(size_in: int, size_out: int, *, nonlinearity: Literal["relu", "linear"]) -> nn.Linear:
+def _initialised_layer(
+    size_in: int, size_out: int, *, nonlinearity: Literal["relu", "linear"]
+) -> nn.Linear:
     layer = nn.Linear(size_in, size_out)
     nn.init.kaiming_normal_(layer.weight, nonlinearity=nonlinearity)
     nn.init.zeros_(layer.bias)
@@ -130,8 +135,8 @@ def _layer(size_in: int, size_out: int, *, nonlinearity: Literal["relu", "linear
 
 
 def _check_modes(mask_mode: str, inference: str, *, allow_unscaled: bool) -> None:
-    one_of("head.mask_mode", mask_mode, MASK_MODES)
-    one_of("head.inference", inference, INFERENCE)
+    require_one_of("head.mask_mode", mask_mode, MASK_MODES)
+    require_one_of("head.inference", inference, INFERENCE)
     if mask_mode == "reset" and inference != "last":
         remedy = "reset weights are already sparse; use last, or mask_mode preserve"
         raise InputError("head.inference", inference, remedy)
@@ -143,13 +148,13 @@ def _check_modes(mask_mode: str, inference: str, *, allow_unscaled: bool) -> Non
         raise InputError("head.inference", inference, remedy)
 
 
-ACCURACY_GUARD = 0.05  # the largest loss of accuracy against stage one at which p may still fall
-CHANCE_MARGIN = 0.1  # up to this fraction of stage one's gain over chance counts as chance
-CHANCE_EPOCHS = 3  # consecutive epochs after which a head counts as lost, not as unlucky
+ACCURACY_GUARD = 0.05  # p must not fall if accuracy is further below that of stage one
+CHANCE_MARGIN = 0.1  # fraction of stage one's gain over chance that still counts as chance
+CHANCE_EPOCHS = 3  # consecutive epochs at chance after which a head is at chance
 
 
 class ControllerState(TypedDict):
-    """The state of a `SparsityController` that changes with the epochs."""
+    """The state of a `SparsityController` for a checkpoint."""
 
     p: float
     epoch: int
@@ -158,33 +163,35 @@ class ControllerState(TypedDict):
 
 
 class SparsityController:
-    """Sets the share p of kept weights for each epoch of the head's training.
+    """Sets p, the fraction of weights that masks keep, for each epoch of the head's training.
 
         (12)  p <- clamp(p + clip(gamma Acc - Conf, -delta, +delta), p_min, 1)
         (13)  delta_e = delta_max (delta_min / delta_max)^(e / E)
 
     If the head is overconfident on the training set, Conf > gamma Acc, then p falls, more weights
-    are masked and confidence falls. p never falls while accuracy is 5 points below stage one's.
+    are masked and confidence falls. While accuracy is more than 5 points below that of stage one, p
+    does not fall.
 
-    Masks that set weights to 0 permanently can remove more than an epoch learns: the gradient of
-    each layer is a product with the other layer, so a head with few weights learns less and less
-    and ends at chance. If accuracy is at chance, or keeps falling towards it, p rises by delta_max.
+    Masks that set weights to 0 for good can remove more than the head learns in an epoch. The
+    gradient of each layer is multiplied by the weights of the other one, so a head with few weights
+    learns less and less, until its accuracy is at chance. So if accuracy is at chance, or falls
+    towards it for several epochs, p rises by delta_max.
 
     Args:
-        epochs: E, of the head's training.
-        base_accuracy: of the stage-one model on the training set, in [0, 1].
-        chance: accuracy of a guess, 1 / K.
+        epochs: E, the number of epochs of the head's training.
+        base_accuracy: accuracy of stage one on the training set, in [0, 1].
+        chance: accuracy of a random guess, 1 / K.
         p_start: p of the first epoch, in [p_min, 1].
-        p_min: in (0, 1]; an unguarded p can fall until nothing is learnt.
-        gamma: share of the training accuracy, which is optimistic, to aim confidence at, in
-            (0, 1]; choose among 0.7, 0.8, 0.9 and 0.95 on validation data.
+        p_min: least p, in (0, 1]; with too small a p the head learns nothing.
+        gamma: factor in (0, 1] by which the target of confidence is below the training accuracy,
+            which is optimistic; choose 0.7, 0.8, 0.9 or 0.95 on validation data.
         delta_max, delta_min: largest change of p after the first epoch, and at the end.
-        seed: of `generator`, from which the head's masks are drawn.
+        seed: of `generator`, with which the head draws its masks.
     Raises:
-        InputError: a value out of range.
+        InputError: a value is out of range.
 
-    Source: MaC-Cal (arXiv 2508.09116), eqs. (12), (13), as reconstructed from its text; p_start,
-    p_min, both deltas, the guard and the rise from chance are ours.
+    Source: MaC-Cal (arXiv 2508.09116), eqs. (12), (13), reconstructed from its text; p_start,
+    p_min, both deltas, ACCURACY_GUARD and the rise from chance are our additions.
     """
 
     def __init__(
@@ -200,19 +207,23 @@ class SparsityController:
         delta_min: float = 0.001,
         seed: int = 0,
     ) -> None:
-        in_range("head.epochs", epochs, low=1, what="give at least 1", whole=True)
-        in_range("base_accuracy", base_accuracy, low=0, high=1, what="give a fraction in [0, 1]")
-        in_range("head.p_min", p_min, low=1e-6, high=1, what="must lie in (0, 1]")
-        in_range("head.p_start", p_start, low=p_min, high=1, what=f"must lie in [{p_min}, 1]")
-        in_range("head.gamma", gamma, low=1e-6, high=1, what="must lie in (0, 1]")
-        in_range("head.delta_max", delta_max, low=1e-6, high=1, what="must lie in (0, 1]")
-        what = f"must lie in (0, {delta_max}], the range up to delta_max"
-        in_range("head.delta_min", delta_min, low=1e-9, high=delta_max, what=what)
+        require_range("head.epochs", epochs, low=1, remedy="give at least 1", whole=True)
+        require_range(
+            "base_accuracy", base_accuracy, low=0, high=1, remedy="give a fraction in [0, 1]"
+        )
+        require_range("head.p_min", p_min, low=1e-6, high=1, remedy="must lie in (0, 1]")
+        require_range(
+            "head.p_start", p_start, low=p_min, high=1, remedy=f"must lie in [{p_min}, 1]"
+        )
+        require_range("head.gamma", gamma, low=1e-6, high=1, remedy="must lie in (0, 1]")
+        require_range("head.delta_max", delta_max, low=1e-6, high=1, remedy="must lie in (0, 1]")
+        remedy = f"must lie in (0, {delta_max}], the range up to delta_max"
+        require_range("head.delta_min", delta_min, low=1e-9, high=delta_max, remedy=remedy)
         self.epochs, self.base_accuracy, self.chance = epochs, base_accuracy, chance
         self.p_min, self.gamma = p_min, gamma
         self.delta_max, self.delta_min = delta_max, delta_min
         self.p = p_start
-        self.epoch = 0  # epochs done
+        self.epoch = 0  # number of epochs done
         self.history: list[dict[str, float]] = []
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -221,7 +232,7 @@ class SparsityController:
         return self.delta_max * math.pow(self.delta_min / self.delta_max, epoch / self.epochs)
 
     def end_epoch(self, *, accuracy: float, confidence: float) -> float:
-        """Record the epoch and return p for the next one. Eq. (12).
+        """Record an epoch and return p for the next one. Eq. (12).
 
         Args:
             accuracy, confidence: means over the epoch's masked training passes, in [0, 1].
@@ -237,7 +248,7 @@ class SparsityController:
         self.history.append(
             {
                 "epoch": self.epoch,
-                "p": self.p,  # in force during the epoch
+                "p": self.p,  # during this epoch
                 "delta": delta,
                 "accuracy": accuracy,
                 "confidence": confidence,
@@ -246,63 +257,65 @@ class SparsityController:
         change = min(max(self.gamma * accuracy - confidence, -delta), delta)
         if accuracy < self.base_accuracy - ACCURACY_GUARD:
             change = max(change, 0.0)
-        if self.at_chance() or self._keeps_falling():
+        if self.at_chance() or self._is_falling_to_chance():
             change = self.delta_max
         self.p = min(max(self.p + change, self.p_min), 1.0)
         self.epoch += 1
         return self.p
 
     def at_chance(self) -> bool:
-        """Whether the last epochs were hardly better than a guess, unlike stage one."""
+        """Whether accuracy was at chance in each of the last epochs, unlike that of stage one."""
         gain = self.base_accuracy - self.chance
-        last = self._accuracies(CHANCE_EPOCHS)
-        decidable = len(last) == CHANCE_EPOCHS and gain > ACCURACY_GUARD
-        return decidable and max(last) <= self.chance + CHANCE_MARGIN * gain
+        accuracies = self._accuracies(CHANCE_EPOCHS)
+        has_gain = len(accuracies) == CHANCE_EPOCHS and gain > ACCURACY_GUARD
+        return has_gain and max(accuracies) <= self.chance + CHANCE_MARGIN * gain
 
-    def _keeps_falling(self) -> bool:
+    def _is_falling_to_chance(self) -> bool:
         """Whether accuracy fell in each of the last epochs, to below half of stage one's gain."""
-        last = self._accuracies(CHANCE_EPOCHS + 1)
-        fell = all(after < before for before, after in pairwise(last))
-        decidable = len(last) == CHANCE_EPOCHS + 1
-        return decidable and fell and last[-1] < (self.base_accuracy + self.chance) / 2
+        accuracies = self._accuracies(CHANCE_EPOCHS + 1)
+        all_fell = all(after < before for before, after in pairwise(accuracies))
+        enough_epochs = len(accuracies) == CHANCE_EPOCHS + 1
+        return (
+            enough_epochs and all_fell and accuracies[-1] < (self.base_accuracy + self.chance) / 2
+        )
 
     def _accuracies(self, count: int) -> list[float]:
-        return [line["accuracy"] for line in self.history[-count:]]
+        return [record["accuracy"] for record in self.history[-count:]]
 
     def state_dict(self) -> ControllerState:
         """The state for a checkpoint; the masks are buffers of the head."""
         return {
             "p": self.p,
             "epoch": self.epoch,
-            "history": [dict(line) for line in self.history],
+            "history": [dict(record) for record in self.history],
             "generator": self.generator.get_state(),
         }
 
     def load_state_dict(self, state: ControllerState) -> None:
         self.p, self.epoch = state["p"], state["epoch"]
-        self.history = [dict(line) for line in state["history"]]
+        self.history = [dict(record) for record in state["history"]]
         self.generator.set_state(state["generator"])
 
 
-HIDDEN = 3  # times the latent width, as in the official code
+HIDDEN_FACTOR = 3  # hidden width / latent width, as in the official code
 
 
 class TSTHead(nn.Module):
-    """Features [N, D] to logits [N, K]: D -> 3Z, ReLU, 3Z -> Z, then linear Z -> K.
+    """Maps features [N, D] to logits [N, K]: linear D -> 3Z, ReLU, linear 3Z -> Z, linear Z -> K.
 
     Args:
         in_features: D.
         num_classes: K.
         latent: Z.
     Raises:
-        InputError: a latent width below 1.
+        InputError: the latent width is below 1.
 
     Source: Jordahn and Olmos 2024 (arXiv 2405.01196), two-stage training, and its code.
     """
 
     def __init__(self, in_features: int, num_classes: int, *, latent: int = 10) -> None:
         super().__init__()
-        self.encoder = encoder(in_features, latent)
+        self.encoder = build_encoder(in_features, latent)
         self.classifier = nn.Linear(latent, num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -310,29 +323,30 @@ class TSTHead(nn.Module):
         return logits
 
 
-def encoder(in_features: int, latent: int) -> nn.Sequential:
-    """Features [N, D] to [N, Z] through one hidden layer."""
-    what = "give a whole number of at least 1"
-    in_range("head.latent", latent, low=1, what=what, whole=True)
-    hidden = HIDDEN * latent
+def build_encoder(in_features: int, latent: int) -> nn.Sequential:
+    """A network from features [N, D] to latents [N, Z], with one hidden layer."""
+    remedy = "give a whole number of at least 1"
+    require_range("head.latent", latent, low=1, remedy=remedy, whole=True)
+    hidden = HIDDEN_FACTOR * latent
     return nn.Sequential(nn.Linear(in_features, hidden), nn.ReLU(), nn.Linear(hidden, latent))
 
 
 class VTSTHead(nn.Module):
-    """Features [N, D] to logits [N, K] through z ~ N(mean, variance), both of the features.
+    """Maps features [N, D] to logits [N, K] of a latent z ~ N(mean, variance) in Z dimensions.
 
-    Two networks D -> 3Z -> Z give the mean and, through log sigmoid, the log variance, so the
-    variance is below 1. In training mode z is drawn once per sample from torch's global generator.
-    In eval mode the result is the log of the class probabilities' mean over `samples` draws. Their
-    noise is a buffer, the same for all samples, so a prediction depends only on its features.
+    Two networks D -> 3Z -> Z compute the mean and, with a log sigmoid behind it, the log variance,
+    so the variance is below 1. In training mode z is drawn once per image, with torch's global
+    generator. In eval mode the logits are the log of the mean class probabilities over `samples`
+    draws. These use the same noise, a buffer, for all images, so that a prediction depends on the
+    image alone.
 
     Args:
         in_features: D.
         num_classes: K.
         latent: Z.
-        samples: draws per prediction.
+        samples: number of draws per prediction.
     Raises:
-        InputError: a latent width or a number of draws below 1.
+        InputError: the latent width or the number of draws is below 1.
 
     Source: Jordahn and Olmos 2024 (arXiv 2405.01196), variational two-stage training.
     """
@@ -343,10 +357,10 @@ class VTSTHead(nn.Module):
         self, in_features: int, num_classes: int, *, latent: int = 10, samples: int = 10
     ) -> None:
         super().__init__()
-        what = "give a whole number of at least 1"
-        in_range("head.samples", samples, low=1, what=what, whole=True)
-        self.mean = encoder(in_features, latent)
-        self.log_variance = encoder(in_features, latent)
+        remedy = "give a whole number of at least 1"
+        require_range("head.samples", samples, low=1, remedy=remedy, whole=True)
+        self.mean = build_encoder(in_features, latent)
+        self.log_variance = build_encoder(in_features, latent)
         self.classifier = nn.Linear(latent, num_classes)
         self.register_buffer("noise", torch.randn(samples, 1, latent))
 
@@ -362,19 +376,19 @@ class VTSTHead(nn.Module):
         return logits.log_softmax(-1).logsumexp(0) - math.log(len(self.noise))
 
     def decode(self, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
-        """Logits at mean + deviation * noise, [..., N, K]."""
+        """Logits of the latent mean + standard deviation * noise, [..., N, K]."""
         logits: Tensor = self.classifier(mean + (log_variance / 2).exp() * noise)
         return logits
 
 
-def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """KL(N(mean, variance) || N(0, I)) / Z, averaged over the batch: a scalar from 0 up."""
+def kl_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(mean, variance) || N(0, I)) / Z, averaged over the batch: a scalar, at least 0."""
     terms = mean.square() + log_variance.exp() - log_variance - 1  # [N, Z]
     return terms.mean() / 2
 
 
 def build_head(config: HeadConfig, in_features: int, num_classes: int) -> nn.Module:
-    """A fresh head, features [N, D] to logits [N, K]. Raises InputError for invalid values."""
+    """Build an untrained head. Raises InputError for a value out of range."""
     if config.method == "mac_cal":
         chance = 1 / num_classes
         SparsityController(base_accuracy=1.0, chance=chance, **controller_params(config))  # checks
@@ -392,6 +406,6 @@ def build_head(config: HeadConfig, in_features: int, num_classes: int) -> nn.Mod
 
 
 def controller_params(config: MaCCalConfig) -> dict[str, Any]:
-    """The arguments of `SparsityController` that are settings."""
+    """The settings that are arguments of `SparsityController`."""
     names = {"epochs", "p_start", "p_min", "gamma", "delta_max", "delta_min"}
     return config.model_dump(include=names)

@@ -1,4 +1,4 @@
-"""A judge of images: the ensemble of a run's classifiers, trained on real images alone."""
+"""Judge images by the ensemble of a run's classifiers, which were trained on real images alone."""
 
 from pathlib import Path
 
@@ -18,13 +18,14 @@ class Judge:
     """Predicts the class to which a run's classifiers give the highest mean probability.
 
     Attributes:
-        name: a noun phrase that names the judge in a sentence.
+        name: names the judge in a sentence.
 
     Args:
         run: folder of a finished run.
         device: auto, cpu, cuda or cuda:N.
     Raises:
-        InputError: the run is not finished, or was trained on mixed images; no such device.
+        InputError: the run is not finished or was trained on mixed images, or there is no such
+            device.
     """
 
     def __init__(self, run: Path, *, device: str = "auto") -> None:
@@ -37,18 +38,18 @@ class Judge:
             raise InputError("judge", run, remedy)
         seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
         self.classifiers = [load_classifier(run, seed) for seed in seeds]
-        which = "a classifier" if len(seeds) == 1 else f"the mean of {len(seeds)} classifiers"
-        self.name = f"{which} trained on real images alone"
+        classifiers = "a classifier" if len(seeds) == 1 else f"the mean of {len(seeds)} classifiers"
+        self.name = f"{classifiers} trained on real images alone"
 
     def require_same_classes(self, class_names: tuple[str, ...]) -> None:
-        """Raise InputError if the run has other classes."""
-        known = tuple(read_data(self.run)["class_names"])
-        if known != tuple(class_names):
-            remedy = f"has classes {', '.join(known[:5])}, ..., which are not the dataset's"
+        """Raise InputError if the run has other classes than the dataset to judge."""
+        run_classes = tuple(read_data(self.run)["class_names"])
+        if run_classes != tuple(class_names):
+            remedy = f"has classes {', '.join(run_classes[:5])}, ..., which are not the dataset's"
             raise InputError("judge", self.run, remedy)
 
     def classes(self, images: Tensor) -> Tensor:
-        """The class of uint8 [N, H, W, 3], scaled to the size the run trained on; int64 [N]."""
+        """Predict classes, int64 [N], of images, uint8 [N, H, W, 3], which are scaled first."""
         side = self.config.real.image_size
         if images.shape[1:3] != (side, side):
             images = torch.from_numpy(np.stack([scaled(image, side) for image in images.numpy()]))

@@ -1,4 +1,4 @@
-"""The training loop: epochs of a stage, the step, its figures, checks for divergence."""
+"""The training loop: epochs of a stage, the training step, its metrics, checks for divergence."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
-from semix.calib.batches import MicroBatch, TrainingBatch, micro_batches
+from semix.calib.batches import MicroBatch, TrainingBatch, split_batch
 from semix.calib.checkpoint import Checkpoint, MidEpochState, State, StateDict, save_checkpoint
 from semix.calib.config import OptimiserConfig, TrainConfig
 from semix.calib.epoch_lines import EpochLines
@@ -33,23 +33,23 @@ from semix.data.machine import keep_compiled_to_ourselves
 
 CHECKPOINT = "checkpoint"
 
-Figures = dict[str, float | None]
+EpochMetrics = dict[str, float | None]
 
 
 class TrainingStage(Protocol):
-    """A stage of training, with all of its state after any step."""
+    """A stage of training, whose state can be saved after any step."""
 
     name: str
     epochs: int
     images: int  # real images per epoch, over all processes
     steps: int  # per epoch
-    mid_epoch: MidEpochState | None  # where an epoch was stopped; part of the state
+    mid_epoch: MidEpochState | None  # set if an epoch was stopped; part of the state
 
     @property
     def finished(self) -> bool:
-        """Whether the stage ends before its last epoch; equal in all processes, part of state."""
+        """Whether the stage ends early, before its last epoch; the same in all processes."""
 
-    def train_epoch(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> Figures: ...
+    def train_epoch(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> EpochMetrics: ...
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
@@ -62,45 +62,46 @@ class TrainingStage(Protocol):
 
 @dataclass
 class Trainer:
-    """Trains one seed epoch by epoch, over its stages: checkpoints, history, progress.
+    """Trains the stages of one seed, with checkpoints, history and progress lines.
 
     Attributes:
-        folder: of the seed.
-        label: begins each line of progress.
-        config, digest: of the run; written into every checkpoint.
-        every: epochs between checkpoints.
-        stop: asked after every step, in every process.
-        tracking: gets the figures of every epoch, in the main process.
-        position: epochs done over all stages.
+        folder: the seed's folder.
+        label: the beginning of each progress line.
+        config, digest: identity of the run, and digest of settings and data; written into every
+            checkpoint.
+        checkpoint_every: epochs between checkpoints.
+        stop: whether to stop; called after every step, in every process.
+        tracking: gets the metrics of every epoch, in the main process.
+        position: number of epochs done over all stages.
         seconds: spent on those epochs, including before an interruption.
-        begun_s: seconds spent on an epoch that was stopped before its end.
+        partial_epoch_s: seconds spent on the next epoch before it was interrupted.
     """
 
     folder: Path
     label: str
     config: dict[str, object]
     digest: str
-    every: int
+    checkpoint_every: int
     accelerator: Accelerator
     stop: ShouldStop
     tracking: Tracking
     position: int = 0
     seconds: float = 0.0
-    begun_s: float = 0.0
-    vote: StopVote = field(init=False)
+    partial_epoch_s: float = 0.0
+    stop_vote: StopVote = field(init=False)
 
     def __post_init__(self) -> None:
-        self.vote = StopVote(self.stop, self.accelerator)
+        self.stop_vote = StopVote(self.stop, self.accelerator)
 
     def resume_from(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
-        """Take position and seconds from a checkpoint, which is returned.
+        """Restore position and seconds from a checkpoint, and return it.
 
         Epochs after the checkpoint are removed from the history; they are trained again.
         """
         if checkpoint is not None:
             self.position = checkpoint.state["position"]
             self.seconds = checkpoint.state["seconds"]
-            self.begun_s = checkpoint.state["begun_s"]
+            self.partial_epoch_s = checkpoint.state["begun_s"]
         if self.accelerator.is_main_process:
             path = self.folder / HISTORY
             lines = read_bytes(path, max_bytes=MAX_JSON).splitlines(True) if path.is_file() else []
@@ -112,9 +113,9 @@ class Trainer:
         """Train a stage to its end.
 
         Args:
-            checkpoint: of this stage, to resume from; None begins the stage.
+            checkpoint: of this stage, to resume from; None trains it from its start.
         Raises:
-            Interrupted: `stop` returned true in some process.
+            Interrupted: `stop` returned true in one of the processes.
             Diverged: a loss or weight is NaN or infinite; the epoch is not saved.
         """
         first = 0
@@ -133,46 +134,46 @@ class Trainer:
         for epoch in range(first, stage.epochs):
             if stage.finished:
                 break
-            figures = self._train(stage, epoch, lines)
+            metrics = self._train(stage, epoch, lines)
             last = epoch + 1 == stage.epochs or stage.finished
-            stopping = self.vote.ask_together()
-            if stopping or last or (epoch + 1) % self.every == 0:
+            stopping = self.stop_vote.vote()
+            if stopping or last or (epoch + 1) % self.checkpoint_every == 0:
                 self._save(stage, epoch + 1)
-            # After the checkpoint, as printing fails if nobody reads standard output.
-            lines.show_epoch(epoch + 1, figures, last=last)
+            # After the checkpoint, because printing fails if standard output is closed.
+            lines.show_epoch(epoch + 1, metrics, last=last)
             if stopping:
                 raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 
-    def _train(self, stage: TrainingStage, epoch: int, lines: EpochLines) -> Figures:
-        """Train an epoch and write its figures to the history."""
+    def _train(self, stage: TrainingStage, epoch: int, lines: EpochLines) -> EpochMetrics:
+        """Train an epoch and write its metrics to the history."""
         started = time.perf_counter()
         try:
-            figures = stage.train_epoch(epoch, self.vote, lines)
+            metrics = stage.train_epoch(epoch, self.stop_vote, lines)
         except Diverged as error:
             raise Diverged(f"{self.label} {stage.name} epoch {epoch + 1}: {error}") from None
         except Stopped:
-            self.begun_s += time.perf_counter() - started
+            self.partial_epoch_s += time.perf_counter() - started
             self._save(stage, epoch)
             step = stage.mid_epoch.step if stage.mid_epoch else 0
-            where = f"stopped in epoch {epoch + 1} after step {step}"
-            raise Interrupted(f"{self.label} {stage.name}: {where}") from None
-        seconds = self.begun_s + time.perf_counter() - started
+            position = f"stopped in epoch {epoch + 1} after step {step}"
+            raise Interrupted(f"{self.label} {stage.name}: {position}") from None
+        seconds = self.partial_epoch_s + time.perf_counter() - started
         self.position += 1
         self.seconds += seconds
-        self.begun_s = 0.0
+        self.partial_epoch_s = 0.0
         if self.accelerator.is_main_process:
-            line = {"stage": stage.name, "epoch": epoch, "seconds": seconds, **figures}
+            line = {"stage": stage.name, "epoch": epoch, "seconds": seconds, **metrics}
             path = self.folder / HISTORY
             with add_path_to_disk_errors(path), path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             self.tracking.note(self.position, line)
-        return figures
+        return metrics
 
     def _save(self, stage: TrainingStage, epoch: int) -> None:
         """Write a checkpoint; all processes wait until it is written.
 
         Args:
-            epoch: epochs done of the stage.
+            epoch: number of epochs done in the stage.
         """
         if self.accelerator.is_main_process:
             step = stage.mid_epoch.step if stage.mid_epoch else 0
@@ -184,7 +185,7 @@ class Trainer:
                 "step": step,
                 "position": self.position,
                 "seconds": self.seconds,
-                "begun_s": self.begun_s,
+                "begun_s": self.partial_epoch_s,
             }
             save_checkpoint(
                 self.folder / CHECKPOINT,
@@ -199,14 +200,14 @@ class Trainer:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """L = L_real(real images) + weight * L_mixed(mixed images), one update per batch.
+    """Makes one update per batch, of L = L_real(real images) + weight * L_mixed(mixed images).
 
-    Two forward passes share the network, the mixed one last, as in CSM's code. The real loss and
-    its state never see a mixed image. Parameters of loss and method are in the optimiser, outside
-    the clipping.
+    Real and mixed images have separate forward passes, the mixed ones second, as in CSM's code. The
+    real loss and its state never get a mixed image. The optimiser also trains the parameters of
+    loss and method, whose gradients are not clipped.
 
     Attributes:
-        forward: the network as accelerate has prepared it.
+        forward: the network, prepared by accelerate.
     """
 
     config: TrainConfig
@@ -219,21 +220,21 @@ class TrainingStep:
     accelerator: Accelerator
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
-        """Make one update; returns the FIGURES of this process's share, float32 [7]."""
-        *first, last = micro_batches(batch, self.config.accumulate)
-        figures = []
-        for part in first:
+        """Make one update; returns this process's STEP_METRICS, float32 [7]."""
+        *others, last = split_batch(batch, self.config.accumulate)
+        metrics = []
+        for micro_batch in others:
             with self.accelerator.no_sync(self.forward):
-                figures.append(self._backward(part))
-        figures.append(self._backward(last))
+                metrics.append(self._backward(micro_batch))
+        metrics.append(self._backward(last))
         self._update()
-        return torch.stack(figures).sum(0) if first else figures[0]
+        return torch.stack(metrics).sum(0) if others else metrics[0]
 
-    def _backward(self, part: MicroBatch) -> Tensor:
-        """Add a part's gradients; returns its share of the step's figures."""
-        batch = part.batch
-        outcome = self.method(self.forward, batch, self.loss)
-        real = total = part.real * outcome.loss
+    def _backward(self, micro_batch: MicroBatch) -> Tensor:
+        """Add the gradients of a micro-batch; returns its summand of the step's metrics."""
+        batch = micro_batch.batch
+        real_pass = self.method(self.forward, batch, self.loss)
+        real = total = micro_batch.real_fraction * real_pass.loss
         mixed, mixed_means = torch.zeros_like(real), real.new_zeros(4, dtype=torch.float32)
         settings = self.config.mixed
         if settings is not None and batch.mixed_images is not None:
@@ -243,13 +244,14 @@ class TrainingStep:
                 loss, logits = self.method.on_mixed(
                     self.forward, batch.mixed_images, batch.mixed_labels, self.mixed_loss
                 )
-            mixed = part.mixed * loss
+            mixed = micro_batch.mixed_fraction * loss
             mixed_means = confidence_and_label(logits, batch.mixed_labels, batch.mixed_kinds)
             total = real + settings.weight * mixed
         self.accelerator.backward(total)
-        right = part.real * (outcome.logits.argmax(1) == outcome.targets).float().mean()
-        figures = torch.stack([real.detach().float(), mixed.detach().float(), right])
-        return torch.cat([figures, mixed_means])
+        correct = (real_pass.logits.argmax(1) == real_pass.targets).float()
+        accuracy = micro_batch.real_fraction * correct.mean()
+        metrics = torch.stack([real.detach().float(), mixed.detach().float(), accuracy])
+        return torch.cat([metrics, mixed_means])
 
     def _update(self) -> None:
         average_gradients(self.loss.parameters(), self.accelerator)
@@ -270,7 +272,7 @@ def prepare_step(
     *,
     accelerator: Accelerator,
 ) -> TrainingStep:
-    """A step and an optimiser for the parameters of all modules, prepared by accelerate."""
+    """Build the training step, with an optimiser for all parameters; accelerate prepares both."""
     parameters = [p for module in (network, loss, method) for p in module.parameters()]
     forward, optimiser = accelerator.prepare(
         TrainingForward(network, compiled=config.compile),
@@ -289,11 +291,11 @@ def prepare_step(
 
 
 class TrainingForward(nn.Module):
-    """Runs a network in training.
+    """The forward pass of a network in training.
 
-    accelerate replaces the forward of a module by one of another precision, and torch.compile
-    replaces its class. This wrapper takes both changes, so that the network keeps the names of its
-    state, can be copied, and is measured in float32.
+    accelerate replaces a module's forward by one of another precision, and torch.compile replaces
+    its class. Both change this wrapper and not the network, which keeps the names of its state, can
+    be copied, and is measured in float32.
 
     Raises:
         InputError: there is no folder for compiled programs.
@@ -303,41 +305,43 @@ class TrainingForward(nn.Module):
         super().__init__()
         if compiled:
             keep_compiled_to_ourselves()
-        # Real and mixed images come in batches of two sizes; each gets its own program.
+        # Batches of real and of mixed images differ in size; each size gets its own program.
         self.network = torch.compile(network, dynamic=False) if compiled else network
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 or float [N, S, S, 3] to logits [N, K] and features [N, D]."""
+        """Logits [N, K] and features [N, D] of images, uint8 or float [N, S, S, 3]."""
         logits, features = self.network(images)
         return logits, features
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises InputError if torch.compile lacks the compiler that it calls for this device."""
+    """Raise InputError if the compiler is missing that torch.compile calls for this device."""
     variable, program = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")
     compiler = os.environ.get(variable, program)
     if shutil.which(compiler) is None:
-        remedy = f"needs the compiler {compiler}, which is not there; install it, name another in "
+        remedy = f"needs the compiler {compiler}, which is missing; install it, name another in "
         raise InputError("compile", True, f"{remedy}{variable}, or leave compile off")
 
 
 def confidence_and_label(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
-    """Mean confidence and mean label of mixed images, for the class with the largest label.
+    """Mean predicted probability and mean label of mixed images, of the class with largest label.
 
     Args:
         logits, labels: [M, K].
-        kinds: as `TrainingBatch.mixed_kinds`, [M, 2]; rows of a part give its share of the means.
+        kinds: as `TrainingBatch.mixed_kinds`, [M, 2]. Results of micro-batches add up to the means
+            over the batch.
     Returns:
         float32 [4], without gradient: for end points the mean probability of the class with the
-        largest label, and the mean of that label; then both for inner images; 0 without images.
+        largest label, and the mean of that label; then the same for inner images. Both are 0
+        where a batch has no such images.
     """
-    label, largest = labels.max(1, keepdim=True)  # [M, 1]
-    confidence = logits.detach().float().softmax(1).gather(1, largest)
+    label, label_class = labels.max(1, keepdim=True)  # [M, 1]
+    confidence = logits.detach().float().softmax(1).gather(1, label_class)
     pairs = torch.cat([confidence, label], dim=1)  # [M, 2]
     return (kinds[:, :, None] * pairs[:, None]).sum(0).flatten()
 
 
-FIGURES = (
+STEP_METRICS = (
     "loss",
     "mixed_loss",
     "accuracy",
@@ -346,51 +350,51 @@ FIGURES = (
     "mixed_confidence_interior",
     "mixed_label_interior",
 )
-LOSS_FIGURES = {"real": 0, "mixed": 1}  # the figures that must be finite
-CHECK_EVERY = 50  # steps between two checks, each of which waits for the device
+LOSS_METRICS = {"real": 0, "mixed": 1}  # columns of the metrics that must be finite
+CHECK_EVERY = 50  # steps between checks, each of which waits for the device
 
 
 class EpochRecord:
-    """The FIGURES of this process's share of every step.
+    """The STEP_METRICS of every step of an epoch, of this process.
 
     Args:
-        steps: of the epoch.
-        accelerator: of the processes, which check and stop together.
+        steps: number of steps of the epoch.
+        accelerator: of the processes, which all raise Diverged if one of them does.
     """
 
     def __init__(self, steps: int, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.figures = torch.zeros(steps, len(FIGURES), device=accelerator.device)
+        self.metrics = torch.zeros(steps, len(STEP_METRICS), device=accelerator.device)
 
-    def note(self, step: int, figures: Tensor) -> None:
-        """Store the figures of a step, float32 [7].
+    def note(self, step: int, metrics: Tensor) -> None:
+        """Store the metrics of a step, float32 [7].
 
         Raises:
-            Diverged: every CHECK_EVERY steps, as `check`.
+            Diverged: as `check`, which is called every CHECK_EVERY steps.
         """
-        self.figures[step] = figures
+        self.metrics[step] = metrics
         if (step + 1) % CHECK_EVERY == 0:
             self.check()
 
     def check(self) -> None:
-        """Raises Diverged, in every process, for the first loss that is NaN or infinite."""
-        bad = ~self.figures[:, : len(LOSS_FIGURES)].isfinite().flatten()
-        indices = torch.arange(len(bad), device=bad.device)
-        first = torch.where(bad, indices, len(bad)).min()
+        """Raise Diverged, in every process, for the first loss that is NaN or infinite."""
+        not_finite = ~self.metrics[:, : len(LOSS_METRICS)].isfinite().flatten()
+        indices = torch.arange(len(not_finite), device=not_finite.device)
+        first = torch.where(not_finite, indices, len(not_finite)).min()
         index = int(self.accelerator.gather(first[None]).min())
-        if index < len(bad):
-            step, part = divmod(index, len(LOSS_FIGURES))
-            where = f"step {step + 1} of {len(self.figures)}"
-            raise Diverged(f"{where}: the {list(LOSS_FIGURES)[part]} loss is NaN or infinite")
+        if index < len(not_finite):
+            step, column = divmod(index, len(LOSS_METRICS))
+            position = f"step {step + 1} of {len(self.metrics)}"
+            raise Diverged(f"{position}: the {list(LOSS_METRICS)[column]} loss is NaN or infinite")
 
     def means(self) -> dict[str, float]:
-        """Means over steps and processes, which all have equally many images."""
-        means = self.accelerator.reduce(self.figures.double().mean(0), reduction="mean")
-        return dict(zip(FIGURES, means.tolist(), strict=True))
+        """Means over all steps and processes, each of which has equally many images."""
+        means = self.accelerator.reduce(self.metrics.double().mean(0), reduction="mean")
+        return dict(zip(STEP_METRICS, means.tolist(), strict=True))
 
 
 class Diverged(RuntimeError):
-    """A loss or a weight is NaN or infinite; no checkpoint holds it."""
+    """A loss or a weight is NaN or infinite; no checkpoint with it has been written."""
 
 
 def divergence_remedy(mixed_precision: str) -> str:
@@ -402,12 +406,13 @@ def divergence_remedy(mixed_precision: str) -> str:
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raises Diverged if a value is NaN or infinite; names the first such tensor."""
+    """Raise Diverged, which names the first tensor that has a NaN or infinite value."""
     floating = {name: t for name, t in tensors.items() if t.is_floating_point()}
-    finite = torch.stack([tensor.isfinite().all() for tensor in floating.values()])  # one wait
-    for name, good in zip(floating, finite.tolist(), strict=True):
-        if not good:
-            raise Diverged(f"after its last step {name} is NaN or infinite")
+    # One tensor, so that the host waits for the device only once.
+    finite = torch.stack([tensor.isfinite().all() for tensor in floating.values()])
+    for name, is_finite in zip(floating, finite.tolist(), strict=True):
+        if not is_finite:
+            raise Diverged(f"after the epoch's last step {name} is NaN or infinite")
 
 
 def build_optimiser(
@@ -425,11 +430,11 @@ def build_optimiser(
 
 
 def learning_rate(config: OptimiserConfig, step: int, *, steps: int, epochs: int) -> float:
-    """The learning rate of one step, a function of the step alone: no state to save.
+    """The learning rate of a step; it depends on the step alone, so there is no state to save.
 
     Args:
-        step: from 0, over all epochs.
-        steps: per epoch.
+        step: counted from 0, over all epochs.
+        steps: steps per epoch.
     """
     rate = config.learning_rate
     if config.schedule == "multistep":

@@ -1,4 +1,4 @@
-"""The trained network: normalisation and classifier, weight averages, outputs for splits."""
+"""The network: normalisation and classifier, batch norms, weight averages, outputs of splits."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from semix.calib.batches import Normalise
 from semix.calib.checkpoint import load_exactly
-from semix.calib.config import PartConfig, TrainConfig
+from semix.calib.config import ComponentConfig, TrainConfig
 from semix.calib.heads import build_head
 from semix.calib.losses.base import Outputs
 from semix.calib.methods import Method, build_method
@@ -35,14 +35,14 @@ from semix.calib.run_folder import (
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
 
-CHUNK = 500  # images in one forward pass
+CHUNK = 500  # images or rows in one forward pass
 
 
 class Network(nn.Module):
-    """A model with its normalisation, which stage one trains and `model.safetensors` holds.
+    """A model with normalisation of its input: what stage one trains, and `model.safetensors` has.
 
     Args:
-        method: trains the network and adapts it first; None if the network is only loaded.
+        method: the training method, which adapts the model; None builds it from the settings.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class Network(nn.Module):
             method = build_method(config.method.name, num_classes, **config.method.params)
         method.adapt(self.backbone)
         if config.mixed is not None:
-            adopt_policy(self.backbone, config.mixed.batch_norm)
+            apply_batch_norm_policy(self.backbone, config.mixed.batch_norm)
         self.num_features = self.backbone.num_features
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images in 0..255, uint8 or float [N, S, S, 3], to logits [N, K], features [N, D]."""
+        """Logits [N, K] and features [N, D] of images in 0..255, uint8 or float [N, S, S, 3]."""
         logits, features = self.backbone(self.normalise(images))
         return logits, features
 
     def features(self, images: Tensor) -> Tensor:
-        """uint8 [N, S, S, 3] to [N, D]."""
+        """Features [N, D] of images, uint8 [N, S, S, 3]."""
         features: Tensor = self.backbone.features(self.normalise(images))
         return features
 
 
 class Classifier(nn.Module):
-    """uint8 [N, S, S, 3] to logits, float32 [N, K]."""
+    """Maps images, uint8 [N, S, S, 3], to logits, float32 [N, K]."""
 
     def __init__(self, network: Network, head: nn.Module | None = None) -> None:
         super().__init__()
@@ -86,47 +86,47 @@ class Classifier(nn.Module):
 
 
 def load_classifier(run: Path, seed: int, stage: StageName = "base") -> Classifier:
-    """A classifier that a run has trained, on the CPU and in eval mode.
+    """Load a classifier that a run has trained, on the CPU and in eval mode.
 
     Args:
-        stage: "base" for the network as stage one left it, "head" with stage two's head on it.
+        stage: "base" for the network of stage one, "head" for that network with stage two's head.
     Raises:
         InputError: the run has not trained it, or its files do not fit its settings.
     """
-    config = stored_settings(_existing(run / CONFIG).parent)
-    num_classes = len(read_data(_existing(run / DATA).parent)["class_names"])
-    network = Network(_without_weights(config), num_classes)
-    load_exactly(network, _existing(seed_folder(run, seed) / MODEL))
+    config = stored_settings(_require_file(run / CONFIG).parent)
+    num_classes = len(read_data(_require_file(run / DATA).parent)["class_names"])
+    network = Network(_drop_pretrained_weights(config), num_classes)
+    load_exactly(network, _require_file(seed_folder(run, seed) / MODEL))
     head = None
     if stage == "head":
-        path = _existing(seed_folder(run, seed) / HEAD)
+        path = _require_file(seed_folder(run, seed) / HEAD)
         assert config.head is not None
         head = build_head(config.head, network.num_features, num_classes)
         load_exactly(head, path)
     return Classifier(network, head).eval()
 
 
-def _without_weights(config: TrainConfig) -> TrainConfig:
-    """Drop pretrained weights: the trained ones replace them, and the file may be gone by now."""
+def _drop_pretrained_weights(config: TrainConfig) -> TrainConfig:
+    """Remove the file of pretrained weights, which may be missing and is not needed any more."""
     values = config.model.model_dump()
     values.pop("weights", None)
-    return config.model_copy(update={"model": PartConfig.model_validate(values)})
+    return config.model_copy(update={"model": ComponentConfig.model_validate(values)})
 
 
-def _existing(path: Path) -> Path:
+def _require_file(path: Path) -> Path:
     if not path.is_file():
-        raise InputError("run", path, "is not there; train this run and seed first")
+        raise InputError("run", path, "is missing; train this run and seed first")
     return path
 
 
-Policy = Literal["shared", "eval_on_mixed", "separate"]
+BatchNormPolicy = Literal["shared", "eval_on_mixed", "separate"]
 
 
 class SeparateNorm(_BatchNorm):
-    """A batch norm with a second one, `mixed`, which replaces it in passes of mixed images.
+    """A batch norm with another one, `mixed`, which takes its place in passes of mixed images.
 
     Source: Xie et al. 2020, "Adversarial Examples Improve Image Recognition", section 3.2: an
-    auxiliary batch norm, affine parameters and statistics, for images of another kind.
+    auxiliary batch norm with its own affine parameters and statistics for images of another kind.
     """
 
     mixed: nn.Module
@@ -137,35 +137,37 @@ class SeparateNorm(_BatchNorm):
         return normalised
 
 
-def adopt_policy(network: nn.Module, policy: Policy) -> None:
-    """Prepare a fresh network for a policy; existing names in its state do not change.
+def apply_batch_norm_policy(network: nn.Module, policy: BatchNormPolicy) -> None:
+    """Prepare an untrained network for a policy; the names in its state do not change.
 
-    "separate" adds to every batch norm a copy of it, named `.mixed`. Inference never uses the
-    copies.
+    "separate" adds to every batch norm a copy, named `.mixed`, which inference never uses.
 
     Raises:
-        InputError: another policy than "shared" for a network without batch norms.
+        InputError: the policy is not "shared", and the network has no batch norms.
     """
-    norms = _norms(network)
+    norms = _batch_norms(network)
     if policy != "shared" and not norms:
         remedy = "the model has no batch norms; leave it at shared"
         raise InputError("mixed.batch_norm", policy, remedy)
     if policy == "separate":
-        kinds = {kind: _separate_kind(kind) for kind in map(type, norms)}
+        separate_classes = {
+            norm_class: _separate_class(norm_class) for norm_class in map(type, norms)
+        }
         for norm in norms:
             norm.mixed = copy.deepcopy(norm)
-            # Changed in place, as its parent module refers to this object.
-            norm.__class__ = kinds[type(norm)]
+            # Changed in place, because the parent module refers to this object.
+            norm.__class__ = separate_classes[type(norm)]
 
 
 @contextmanager
-def mixed_pass(network: nn.Module, policy: Policy) -> Iterator[None]:
-    """Within this context, batch norms treat images as mixed ones.
+def mixed_pass(network: nn.Module, policy: BatchNormPolicy) -> Iterator[None]:
+    """A context in which the network's input is mixed images, for its batch norms.
 
-    "shared": like real images. "eval_on_mixed": with the running statistics, which do not change.
-    "separate": with the second batch norms that `adopt_policy` has added.
+    "shared": they are treated as real images. "eval_on_mixed": batch norms use running statistics
+    and do not update them. "separate": they are replaced by those that `apply_batch_norm_policy`
+    has added.
     """
-    norms = _norms(network)
+    norms = _batch_norms(network)
     training = [norm.training for norm in norms]
     try:
         for norm in norms:
@@ -181,22 +183,22 @@ def mixed_pass(network: nn.Module, policy: Policy) -> Iterator[None]:
                 norm.on_mixed = False
 
 
-def _norms(network: nn.Module) -> list[_BatchNorm]:
+def _batch_norms(network: nn.Module) -> list[_BatchNorm]:
     return [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
 
-def _separate_kind(kind: type[_BatchNorm]) -> type[_BatchNorm]:
-    return type(f"Separate{kind.__name__}", (SeparateNorm, kind), {})
+def _separate_class(norm_class: type[_BatchNorm]) -> type[_BatchNorm]:
+    return type(f"Separate{norm_class.__name__}", (SeparateNorm, norm_class), {})
 
 
-RUNNING_STATISTICS = ("running_mean", "running_var")  # averaged like the weights
+RUNNING_STATISTICS = ("running_mean", "running_var")  # of batch norms; averaged as weights are
 
 
 class WeightAverage:
-    """A copy of a network whose weights are average <- decay average + (1 - decay) weights.
+    """A network with averaged weights: average <- decay * average + (1 - decay) * weights.
 
-    The average begins with the weights of the first step. Statistics of batch norms are averaged
-    likewise; every other buffer is copied from the network at the end of each epoch.
+    The average starts from the weights after the first step. Statistics of batch norms are averaged
+    in the same way; all other buffers are copied from the network at the end of each epoch.
 
     Args:
         decay: in (0, 1).
@@ -214,9 +216,9 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
         """Called after every step of the optimiser."""
-        # Instead of update_parameters, which sends the number of steps to the device and waits.
-        averages, values = _floating(self.network), _floating(network)
-        if self.model.n_averaged == 0:  # on the CPU, wherever the network is
+        # AveragedModel.update_parameters would send the number of steps to the device and wait.
+        averages, values = _floating_point_tensors(self.network), _floating_point_tensors(network)
+        if self.model.n_averaged == 0:  # n_averaged stays on the CPU, so no wait
             for average, value in zip(averages, values, strict=True):
                 average.copy_(value)
         else:
@@ -225,26 +227,26 @@ class WeightAverage:
 
     @torch.no_grad()
     def copy_buffers(self, network: nn.Module) -> None:
-        """Copy all buffers but running statistics, such as counters, at the end of an epoch."""
+        """Copy all buffers except running statistics, at the end of an epoch."""
         buffers = dict(self.network.named_buffers())
         for name, buffer in network.named_buffers():
             if name.rpartition(".")[2] not in RUNNING_STATISTICS:
                 buffers[name].copy_(buffer)
 
 
-def _floating(module: nn.Module) -> list[Tensor]:
+def _floating_point_tensors(module: nn.Module) -> list[Tensor]:
     tensors = chain(module.parameters(), module.buffers())
     return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 class SplitOutputs:
-    """The Feedback of one network: eval mode, float32, images without augmentation.
+    """The outputs of a network for whole splits, as `Feedback`: in eval mode, float32, unaugmented.
 
-    Each process runs an equal part and gathers the others, so that all have the same outputs.
+    Each process computes an equal part and gathers the others, so that all have the same outputs.
     They are cached until `forget`.
 
     Args:
-        network: uint8 [N, S, S, 3] to logits and features; its mode does not change.
+        network: maps uint8 [N, S, S, 3] to logits and features; its training mode is restored.
     """
 
     def __init__(self, network: nn.Module, data: TrainingData, accelerator: Accelerator) -> None:
@@ -252,13 +254,13 @@ class SplitOutputs:
         self._outputs: dict[TrainingSplit, Outputs] = {}
 
     def outputs(self, split: TrainingSplit) -> Outputs:
-        """Outputs for all images of the split, on the device. Every process must call."""
+        """Outputs for all images of the split, on the device. Every process must call this."""
         if split not in self._outputs:
             self._outputs[split] = self._run(split)
         return self._outputs[split]
 
     def forget(self) -> None:
-        """Discard cached outputs, as the network has changed."""
+        """Discard the cached outputs; called when the network has changed."""
         self._outputs.clear()
 
     def _run(self, split: TrainingSplit) -> Outputs:
@@ -266,43 +268,45 @@ class SplitOutputs:
         self.network.eval()
         device = self.accelerator.device
         images = self.data.images(split, self.accelerator)
-        with closing(images.parts(self._local_indices(len(images)).split(CHUNK))) as parts:
-            rows = self.accelerator.gather(in_parts(self._rows, parts, device=device))
+        with closing(images.chunks(self._local_indices(len(images)).split(CHUNK))) as chunks:
+            rows = self.accelerator.gather(
+                apply_to_chunks(self._logits_and_features, chunks, device=device)
+            )
         self.network.train(training)
         targets = torch.from_numpy(getattr(self.data.real, split).targets).to(device)
         logits, features = rows[: len(targets)].tensor_split([self.data.num_classes], dim=1)
         return Outputs(logits, features, targets)
 
-    def _rows(self, images: Tensor) -> Tensor:
+    def _logits_and_features(self, images: Tensor) -> Tensor:
         logits, features = self.network(images)
         return torch.cat([logits.float(), features.float()], dim=1)  # [N, K + D]
 
     def _local_indices(self, count: int) -> Tensor:
-        """Indices of this process's part of the images; the last parts repeat first images."""
-        share = math.ceil(count / self.accelerator.num_processes)
-        first = self.accelerator.process_index * share
-        return torch.arange(first, first + share) % count
+        """Indices of this process's images; the last process repeats images to get equally many."""
+        local_size = math.ceil(count / self.accelerator.num_processes)
+        start = self.accelerator.process_index * local_size
+        return torch.arange(start, start + local_size) % count
 
 
 def predict(classifier: nn.Module, images: Tensor, *, device: torch.device) -> Tensor:
-    """Logits of uint8 [N, S, S, 3], float32 [N, K] on the CPU, in the module's present mode."""
-    return in_chunks(classifier.to(device), images, device=device).cpu()
+    """Logits, float32 [N, K] on the CPU, of images, uint8 [N, S, S, 3], in the current mode."""
+    return apply_in_chunks(classifier.to(device), images, device=device).cpu()
 
 
-def in_chunks(
+def apply_in_chunks(
     function: Callable[[Tensor], Tensor], rows: Tensor, *, device: torch.device | None = None
 ) -> Tensor:
-    """Apply a function without gradients to many rows, one part at a time."""
-    return in_parts(function, rows.split(CHUNK), device=device)
+    """Apply a function to many rows without gradients, CHUNK rows at a time."""
+    return apply_to_chunks(function, rows.split(CHUNK), device=device)
 
 
 @torch.no_grad()
 @float32_precision("ieee")
-def in_parts(
+def apply_to_chunks(
     function: Callable[[Tensor], Tensor],
-    parts: Iterable[Tensor],
+    chunks: Iterable[Tensor],
     *,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Apply a function without gradients to parts of rows, as they come."""
-    return torch.cat([function(part.to(device or part.device)) for part in parts])
+    """Apply a function to each chunk of rows without gradients, and concatenate the results."""
+    return torch.cat([function(chunk.to(device or chunk.device)) for chunk in chunks])

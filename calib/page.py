@@ -1,4 +1,4 @@
-"""One self-contained HTML page on the mixed images, the trainings and their results."""
+"""One self-contained HTML page on the mixed images, the training runs and their results."""
 
 import json
 import math
@@ -21,15 +21,15 @@ from semix.calib.results import (
     by_data,
     load_evaluation,
     load_methods,
-    merged_versions,
-    shown_in,
+    measures_in,
+    merge_versions,
     significant_change,
 )
 from semix.calib.run_folder import CONFIG, LINEAGE, Evaluation, read_data
 from semix.calib.tables import (
     DASH,
     MAIN_KINDS,
-    Line,
+    PageRow,
     comparison,
     details,
     differences,
@@ -43,17 +43,17 @@ from semix.data.pages import SeriesFigure, fixed, page_environment, series_figur
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
 
 HEADLINE_MEASURES = (ECE, NLL, ACCURACY)
-SECTION_FACTS = ("seconds", "splits", "versions", "limits")  # facts with a section of their own
-NBSP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its spread and unit
+FACTS_WITH_SECTION = ("seconds", "splits", "versions", "limits")  # on the page
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a number, its deviation and its unit on one line
 RHO = "\N{GREEK SMALL LETTER RHO}"
 
-AgreementFigures = Mapping[str, Any]  # an `Agreement`, with the further keys of `write_report`
-ReportFacts = Mapping[str, Any]  # what a caller wants to show; known keys: see `write_report`
+AgreementFigures = Mapping[str, Any]  # an `Agreement`, and the keys that `write_report` lists
+ReportFacts = Mapping[str, Any]  # facts that the caller shows; see `write_report`
 
 
 @dataclass(frozen=True)
 class ComparedNoise:
-    """One of several mixed datasets that differ in noise, and a judge's agreement with it."""
+    """One of several mixed datasets that differ in their noise, and a judge's agreement with it."""
 
     label: str
     dataset: MixedDataset
@@ -70,25 +70,26 @@ def write_report(
     title: str,
     compared: Sequence[ComparedNoise] = (),
 ) -> None:
-    """Write one self-contained HTML page; no script, nothing loaded from elsewhere.
+    """Write the HTML page, which has no script and loads no other file.
 
     Args:
-        runs: finished run folders; the first method on a dataset is the baseline there.
+        runs: finished run folders; the first method on each dataset is its baseline.
         mixed: the mixed dataset, or the URL of its root; None for runs without one.
-        agreement: the result of `endpoint_agreement`, or None if it was not measured; may add
-            "classifier", a sentence on the judge, and "label_gap" with "alpha_gap", the results of
-            `label_gap` for the stored labels and for `mixture_labels`.
-        facts: further facts. Known keys: "seconds" {stage: s}, "splits" {name: images},
-            "versions" {library: version}, "limits" [sentence on what the numbers do not show].
-            Any other key becomes a section if it holds a mapping, else a line.
-        compared: mixed datasets that differ in their noise, to be shown side by side.
+        agreement: the result of `endpoint_agreement`, or None if it was not measured. Optional
+            further keys: "classifier", a sentence on the judge; "label_gap" and "alpha_gap", the
+            results of `label_gap` for the stored labels and for `mixture_labels`.
+        facts: further facts. These keys have their own sections: "seconds" {stage: s}, "splits"
+            {name: number of images}, "versions" {library: version}, "limits" [a sentence on what
+            the numbers do not show]. Of any other key, a mapping becomes a section, any other value
+            a line.
+        compared: mixed datasets that differ in their noise, shown side by side.
     Raises:
-        InputError: a run that is not evaluated, or whose logits are missing; two runs of one name;
-            a mixed root that cannot be read.
+        InputError: a run is not evaluated, its logits are missing, two runs have the same name, or
+            the mixed dataset cannot be read.
     """
     dataset = MixedDataset(mixed) if isinstance(mixed, str) else mixed
     methods = load_methods(runs)
-    groups = [_group(group) for group in by_data(methods)]
+    groups = [_dataset_section(group) for group in by_data(methods)]
     first, *others = [sentence for group in groups for sentence in group.headlines]
     environment = page_environment(Path(__file__).parent)
     environment.filters |= {"duration": duration, "words": enumerate_words}
@@ -98,11 +99,11 @@ def write_report(
         more=others,
         warnings=[text for run in runs for text in load_evaluation(run).get("warnings", ())],
         methods=methods,
-        measures=shown_in("page"),
+        measures=measures_in("page"),
         groups=groups,
         details=details(methods),
         diagrams=[[_diagram(method, kind) for kind in MAIN_KINDS] for method in methods],
-        mixed=None if dataset is None else _mixed_part(dataset),
+        mixed=None if dataset is None else _mixed_section(dataset),
         agreement=agreement,
         noises=noise_rows(compared),
         facts=provenance(runs, facts),
@@ -116,31 +117,31 @@ def write_report(
 
 
 @dataclass(frozen=True)
-class Group:
-    """The methods on one set of real images; only these compare."""
+class DatasetSection:
+    """The methods on one real dataset; only these can be compared."""
 
     dataset: str
     baseline: str
     headlines: list[str]
-    comparison: list[list[Line]]
-    differences: list[list[Line]]
-    chance: dict[str, str]  # uncertainty from the size of the test set
+    comparison: list[list[PageRow]]
+    differences: list[list[PageRow]]
+    chance: dict[str, str]  # standard error of accuracy that the size of the test set implies
 
 
-def _group(methods: Sequence[MethodResult]) -> Group:
+def _dataset_section(methods: Sequence[MethodResult]) -> DatasetSection:
     baseline = methods[0]
-    return Group(
+    return DatasetSection(
         baseline.dataset,
         baseline.label,
         headlines(methods),
         comparison(methods),
         differences(methods),
-        _chance(baseline),
+        _sampling_error(baseline),
     )
 
 
-def _chance(method: MethodResult) -> dict[str, str]:
-    """Standard error of a method's accuracy from the size of the test set alone."""
+def _sampling_error(method: MethodResult) -> dict[str, str]:
+    """Standard error of a method's accuracy that the size of the test set implies, as text."""
     images = next(iter(method.seeds.values())).images("test")
     accuracy = method.summary(ACCURACY).mean
     error = math.sqrt(accuracy * (1 - accuracy) / images)
@@ -152,20 +153,22 @@ def _chance(method: MethodResult) -> dict[str, str]:
 
 
 def headlines(methods: Sequence[MethodResult]) -> list[str]:
-    """One sentence per method against the first, then one on temperature scaling.
+    """One sentence per method that compares it with the first, then one on temperature scaling.
 
-    They are true whatever the numbers are.
+    The sentences are true for any numbers.
     """
     baseline, *others = methods
     scaled = [f"{spread(method, ECE, 'scaled')} for {method.label}" for method in methods]
-    against = [_against(method, baseline) for method in others] or [_alone(baseline)]
-    return [*against, f"After temperature scaling, mean ECE is {enumerate_words(scaled)}."]
+    sentences = [_comparison_sentence(method, baseline) for method in others] or [
+        _summary_sentence(baseline)
+    ]
+    return [*sentences, f"After temperature scaling, mean ECE is {enumerate_words(scaled)}."]
 
 
 def spread(method: MethodResult, measure: Measure, kind: str = "plain") -> str:
     """Mean ± standard deviation with its unit, such as "4.81 ± 0.52 %"."""
     text = measure.spread(method.summary(measure, kind))
-    return f"{text}{measure.unit}".replace(" ", NBSP)
+    return f"{text}{measure.unit}".replace(" ", NO_BREAK_SPACE)
 
 
 def enumerate_words(parts: Sequence[str]) -> str:
@@ -173,38 +176,41 @@ def enumerate_words(parts: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
-def _alone(method: MethodResult) -> str:
-    means = enumerate_words([f"{_word(m)} {spread(method, m)}" for m in HEADLINE_MEASURES])
-    return f"Over {_seeds(method)}, {method.label} has mean {means}."
+def _summary_sentence(method: MethodResult) -> str:
+    means = enumerate_words([f"{_title_in_text(m)} {spread(method, m)}" for m in HEADLINE_MEASURES])
+    return f"Over {_number_of_seeds(method)}, {method.label} has mean {means}."
 
 
-def _against(method: MethodResult, baseline: MethodResult) -> str:
+def _comparison_sentence(method: MethodResult, baseline: MethodResult) -> str:
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "": []}
     for measure in HEADLINE_MEASURES:
         test = compare(method.resamples(measure), baseline.resamples(measure))
         verdict = significant_change(test, measure) if test else ""
-        by_verdict[verdict].append(_change(method, baseline, measure, test))
+        by_verdict[verdict].append(_change_text(method, baseline, measure, test))
     words = {"better": "better in", "worse": "worse in", "": "no significant difference in"}
     parts = [f"{words[key]} {enumerate_words(each)}" for key, each in by_verdict.items() if each]
-    return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
+    over = f"Over {_number_of_seeds(method)}, {method.label} against {baseline.label}"
+    return f"{over}: {'; '.join(parts)}."
 
 
-def _change(new: MethodResult, old: MethodResult, measure: Measure, test: Comparison | None) -> str:
+def _change_text(
+    new: MethodResult, old: MethodResult, measure: Measure, test: Comparison | None
+) -> str:
     means = f"{spread(old, measure)} → {spread(new, measure)}"
     if test is None:
-        return f"{_word(measure)} ({means}, no shared seeds)"
+        return f"{_title_in_text(measure)} ({means}, no shared seeds)"
     change = measure.text(test.change, signed=True)
-    with_interval = f"{change} {interval_text(test, measure)}".rstrip()
-    why = f"; {test.too_few}" if test.too_few else ""
-    return f"{_word(measure)} ({means}, change {with_interval}{why})"
+    change_and_interval = f"{change} {interval_text(test, measure)}".rstrip()
+    reason = f"; {test.too_few}" if test.too_few else ""
+    return f"{_title_in_text(measure)} ({means}, change {change_and_interval}{reason})"
 
 
-def _seeds(method: MethodResult) -> str:
+def _number_of_seeds(method: MethodResult) -> str:
     count = len(method.seeds)
     return "1 seed" if count == 1 else f"{count} seeds"
 
 
-def _word(measure: Measure) -> str:
+def _title_in_text(measure: Measure) -> str:
     return measure.title if measure.title.isupper() else measure.title.lower()
 
 
@@ -222,10 +228,10 @@ class Diagram:
 def _diagram(method: MethodResult, kind: str) -> Diagram:
     bins = pooled_bins(method, kind)
     ece = spread(method, ECE, kind)
-    high = bins.confidence.numpy()[-1], bins.accuracy.numpy()[-1]
+    last_bin = bins.confidence.numpy()[-1], bins.accuracy.numpy()[-1]
     alt = (
         f"Reliability diagram of {method.label}, {MAIN_KINDS[kind]}: mean ECE {ece}; in the most "
-        f"confident bin, confidence {high[0]:.3f} and accuracy {high[1]:.3f}."
+        f"confident bin, confidence {last_bin[0]:.3f} and accuracy {last_bin[1]:.3f}."
     )
     return Diagram(method.label, MAIN_KINDS[kind], ece, alt, reliability_picture(bins))
 
@@ -234,7 +240,7 @@ def _diagram(method: MethodResult, kind: str) -> Diagram:
 
 
 @dataclass(frozen=True)
-class MixedPart:
+class MixedSection:
     """The mixed dataset as shown on the page."""
 
     url: str
@@ -250,9 +256,9 @@ class MixedPart:
     sheet: list[SeriesFigure]
 
 
-def _mixed_part(mixed: MixedDataset) -> MixedPart:
+def _mixed_section(mixed: MixedDataset) -> MixedSection:
     curve = weight_curve(mixed.alphas, mixed.weights)
-    return MixedPart(
+    return MixedSection(
         url=mixed.url,
         index=mixed.index_name,
         digest=mixed.digest,
@@ -268,15 +274,15 @@ def _mixed_part(mixed: MixedDataset) -> MixedPart:
 
 
 def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[SeriesFigure]:
-    """Series spread evenly over the class pairs, then the one that follows alpha least.
+    """Series spread evenly over the class pairs, then the one whose weights follow alpha least.
 
-    Selected by position, never by looks, so that the sheet represents the dataset.
+    They are selected by position and not by their images, so that they represent the dataset.
     """
     rho = spearman(mixed.alphas, mixed.weights)
     worst = int(rho.argmin())
-    _, sets = np.unique(mixed.classes.numpy(), axis=0, return_inverse=True)
-    chosen = [group for group in spread_over_sets(sets, count - 1) if group != worst]
-    notes = {group: f"{RHO} {fixed(float(rho[group]))}" for group in chosen}
+    _, pairs = np.unique(mixed.classes.numpy(), axis=0, return_inverse=True)
+    selected = [group for group in spread_over_sets(pairs, count - 1) if group != worst]
+    notes = {group: f"{RHO} {fixed(float(rho[group]))}" for group in selected}
     notes[worst] = f"least ordered of all, {RHO} {fixed(float(rho[worst]))}"
     return [_series(mixed, group, note) for group, note in notes.items()]
 
@@ -290,14 +296,14 @@ def _series(mixed: MixedDataset, group: int, note: str) -> SeriesFigure:
 
 @dataclass(frozen=True)
 class NoiseRow:
-    """One row of the comparison of noises; numbers as text, empty if there are none."""
+    """A row of the table that compares noises; texts of numbers are empty if not measured."""
 
     label: str
     strategy: str
     series: int
     images: int
-    stability: str  # of the noises used
-    candidates: str  # of all scored noises: the stability of random ones
+    stability: str  # of the noises that the series use
+    candidates: str  # stability of all candidates from which these were selected
     agreement: str
     median: float  # Spearman(alpha, weight)
     mean: float
@@ -305,30 +311,30 @@ class NoiseRow:
 
 
 def noise_rows(compared: Sequence[ComparedNoise]) -> list[NoiseRow]:
-    """Stability scores of each dataset's noises, and the quality of its series."""
-    return [_noise_row(one) for one in compared]
+    """Stability of each dataset's noises, and quality of its series."""
+    return [_noise_row(noise_dataset) for noise_dataset in compared]
 
 
-def _noise_row(one: ComparedNoise) -> NoiseRow:
-    noises = [group.noise for group in one.dataset.groups]
-    quality = series_quality(one.dataset.alphas, one.dataset.weights)
+def _noise_row(noise_dataset: ComparedNoise) -> NoiseRow:
+    noises = [group.noise for group in noise_dataset.dataset.groups]
+    quality = series_quality(noise_dataset.dataset.alphas, noise_dataset.dataset.weights)
     used = [noise["stability"] for noise in noises if noise["stability"] is not None]
     scored = [score for noise in noises for score in noise.get("scores", []) if score is not None]
     return NoiseRow(
-        label=one.label,
+        label=noise_dataset.label,
         strategy=", ".join(sorted({noise["strategy"] for noise in noises})),
         series=len(noises),
-        images=one.dataset.alphas.numel(),
-        stability=_scores(used),
-        candidates=f"{_scores(scored)} ({len(scored):,})" if scored else "",
-        agreement=_share(one.agreement),
+        images=noise_dataset.dataset.alphas.numel(),
+        stability=_mean_and_deviation(used),
+        candidates=f"{_mean_and_deviation(scored)} ({len(scored):,})" if scored else "",
+        agreement=_agreement_text(noise_dataset.agreement),
         median=quality.median,
         mean=quality.mean,
         not_monotone=quality.not_monotone,
     )
 
 
-def _scores(scores: Sequence[float]) -> str:
+def _mean_and_deviation(scores: Sequence[float]) -> str:
     """`0.812 ± 0.034`: mean and standard deviation."""
     if not scores:
         return ""
@@ -336,10 +342,11 @@ def _scores(scores: Sequence[float]) -> str:
     return f"{summary.mean:.3f}" + ("" if summary.sd is None else f" ± {summary.sd:.3f}")
 
 
-def _share(agreement: AgreementFigures) -> str:
-    """`98.5 ± 0.9`: percent, with the standard error from the number of images.
+def _agreement_text(agreement: AgreementFigures) -> str:
+    """`98.5 ± 0.9`: percent, with the standard error that the number of images implies.
 
-    Two hits and two misses are added first (Agresti and Coull 1998), else it is 0 at 100 %.
+    For the error, two agreements and two disagreements are added (Agresti and Coull 1998); without
+    them it would be 0 at 100 %.
     """
     share, images = agreement["share"], agreement["images"] + 4
     adjusted = (share * agreement["images"] + 2) / images
@@ -351,14 +358,14 @@ def _share(agreement: AgreementFigures) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run folder, as text."""
+    """What a run folder holds, as text."""
 
     name: str
     folder: str
     digest: str
     real: str  # digest of the real dataset
     mixed: str  # url, index and digest of the mixed dataset
-    lineage: str  # its shards, their plan and models
+    lineage: str  # number of its shards, and the plan and models behind them
     seconds: float  # of training and of the last evaluation
     config: str  # the whole resolved configuration, indented JSON
 
@@ -370,20 +377,20 @@ class Provenance:
     runs: list[RunRecord]
     settings: list[tuple[str, list[str]]]  # only those that differ between runs
     versions: dict[str, str]
-    seconds: dict[str, float]  # by the caller's stages, which may include the trainings
-    training: dict[str, float]  # by run; they may have run in parallel
+    seconds: dict[str, float]  # by stage of the caller, which may include training
+    training: dict[str, float]  # by run; runs may have been trained in parallel
     splits: dict[str, int]
     limits: list[str]
     other: dict[str, dict[str, str]]  # further facts by section
 
 
 def provenance(runs: Sequence[Path], facts: ReportFacts) -> Provenance:
-    """Collect the records of the run folders and the caller's facts.
+    """Collect what the run folders hold and the caller's facts.
 
     Args:
         facts: as for `write_report`.
     Raises:
-        InputError: a run without evaluation.json.
+        InputError: a run has no evaluation.json.
     """
     evaluations = [load_evaluation(Path(run)) for run in runs]
     configs = [read_json(Path(run) / CONFIG) for run in runs]
@@ -398,15 +405,13 @@ def provenance(runs: Sequence[Path], facts: ReportFacts) -> Provenance:
     ]
     return Provenance(
         runs=records,
-        settings=_differing([flatten(config) for config in configs]),
-        versions=merged_versions(
-            [*(e["versions"] for e in evaluations), facts.get("versions", {})]
-        ),
+        settings=_differing_settings([flatten(config) for config in configs]),
+        versions=merge_versions([*(e["versions"] for e in evaluations), facts.get("versions", {})]),
         seconds=dict(facts.get("seconds", {})),
         training={record.name: record.seconds for record in records},
         splits=dict(facts.get("splits", {})),
         limits=list(facts.get("limits", [])),
-        other=_sections({key: facts[key] for key in facts if key not in SECTION_FACTS}),
+        other=_sections({key: facts[key] for key in facts if key not in FACTS_WITH_SECTION}),
     )
 
 
@@ -448,22 +453,24 @@ def _record(run: Path, evaluation: Evaluation, config: Mapping[str, object]) -> 
 
 
 def _lineage(run: Path) -> str:
-    """The number of shards that a run used, and their origin; empty without mixed images."""
+    """The number of shards that a run used, and their source; empty without mixed images."""
     if not (run / LINEAGE).is_file():
         return ""
     lineage: Lineage = read_json(run / LINEAGE)
     return f"{len(lineage['shards']):,} shards; {describe_source(lineage)}"
 
 
-def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Dotted names whose values differ; a section that a run lacks shows as absent settings."""
-    every = sorted({name for config in configs for name in config})
-    names = [name for name in every if not any(other.startswith(f"{name}.") for other in every)]
+def _differing_settings(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """Settings that differ between runs, with their values; a dash where a run has none."""
+    all_names = sorted({name for config in configs for name in config})
+    names = [
+        name for name in all_names if not any(other.startswith(f"{name}.") for other in all_names)
+    ]
     rows = [(name, [config.get(name, DASH) for config in configs]) for name in names]
     return [(name, values) for name, values in rows if name != "name" and len(set(values)) > 1]
 
 
 def _sections(facts: ReportFacts) -> dict[str, dict[str, str]]:
-    loose = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
-    sections = {key: flatten(value) for key, value in facts.items() if key not in loose}
-    return ({"further facts": flatten(loose)} if loose else {}) | sections
+    scalars = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
+    sections = {key: flatten(value) for key, value in facts.items() if key not in scalars}
+    return ({"further facts": flatten(scalars)} if scalars else {}) | sections

@@ -1,4 +1,4 @@
-"""Post-hoc calibration, fitted on validation logits."""
+"""Post-hoc calibration, fitted on validation logits: temperature, vector, isotonic."""
 
 import logging
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from torch.nn import functional
 
 from semix.calib.metrics.measures import expected_error
 from semix.calib.metrics.one_pass import equal_width, validated_float64
-from semix.calib.parameters import one_of
+from semix.calib.parameters import require_one_of
 
 __all__ = ["Isotonic", "VectorScaling", "fit_isotonic", "fit_temperature", "fit_vector"]
 
 
-# If every prediction is right, the NLL falls for ever as T goes to 0; if every one is wrong, as
-# T grows. Measured temperatures of networks lie between about 0.5 and 5.
-LOWEST, HIGHEST = 0.01, 100.0
+# If every prediction is correct, the NLL has no minimum, as it falls with T down to 0; if every
+# prediction is wrong, it falls as T grows. Networks have temperatures between about 0.5 and 5.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 # The grid over which the official code of focal loss, MbLS, ACLS and FeDLaS minimises ECE.
-GRID, BINS = [step / 10 for step in range(1, 101)], 15
+TEMPERATURE_GRID, ECE_BINS = [step / 10 for step in range(1, 101)], 15
 
-MAX_NAMED = 5  # classes that a warning names
+MAX_NAMED_CLASSES = 5  # in one warning
 
 log = logging.getLogger("semix.calib")
 
@@ -33,69 +33,69 @@ def fit_temperature(
 ) -> float:
     """The temperature T that minimises the NLL, or the ECE, of softmax(logits / T).
 
-    The NLL is convex in 1/T, so LBFGS in 1/T finds the one minimum whatever the scale of the
-    logits. Fit on validation data, never on the data that is measured afterwards.
+    The NLL is convex in 1/T, so LBFGS in 1/T finds its only minimum, for any scale of the logits.
+    Fit on validation data, never on the data that is measured afterwards.
 
     Args:
         logits: [N, K] float, before softmax.
         targets: [N] int, class numbers.
         criterion: "nll", to convergence; or "ece" with 15 bins of equal width, over the grid
-            0.1, 0.2 .. 10 and with the least T on a tie, as many official repositories choose.
+            0.1, 0.2 .. 10, as in many official repositories; the smallest T on a tie.
     Returns:
-        By the NLL, T in [0.01, 100]. It is one of the bounds, with a line in the log, if the NLL
-        has no minimum in between: 0.01 if every prediction is right, 100 if the logits carry no
-        information. It is 1 if every row of logits is constant, as T then changes nothing. By the
-        ECE, a T of the grid.
+        With "nll", T in [0.01, 100]. If the NLL has no minimum in this interval, T is one of its
+        bounds, with a warning in the log: 0.01 if every prediction is correct, 100 if the logits
+        have no information. If every row of logits is constant, T changes nothing and is 1. With
+        "ece", a T of the grid.
     Raises:
         ValueError: see `semix.calib.metrics.one_pass.validated_float64`.
-        InputError: an unknown criterion.
+        InputError: the criterion is unknown.
 
     Source: Guo et al. 2017, section 4.2.
     """
-    one_of("criterion", criterion, ("nll", "ece"))
+    require_one_of("criterion", criterion, ("nll", "ece"))
     logits, targets = validated_float64(logits, targets)
     if criterion == "ece":
         return _ece_temperature(logits, targets)
     temperature = nll_temperature(logits, targets)
-    if temperature in (LOWEST, HIGHEST):
+    if temperature in (MIN_TEMPERATURE, MAX_TEMPERATURE):
         text = "the NLL has no minimum for T in [%g, %g]: T = %g"
-        log.warning(text, LOWEST, HIGHEST, temperature)
+        log.warning(text, MIN_TEMPERATURE, MAX_TEMPERATURE, temperature)
     return temperature
 
 
 def nll_temperature(logits: Tensor, targets: Tensor) -> float:
-    """As `fit_temperature` by the NLL, without logging, from validated logits and targets."""
-    # Softmax ignores a shift of its row; subtracting the maximum keeps digits of large logits.
+    """As `fit_temperature` with "nll", of validated logits and targets, and without a warning."""
+    # A shift of a row does not change its softmax; without it, large logits would lose digits.
     logits = logits - logits.amax(1, keepdim=True)
-    spread = -logits.mean().item()
-    if spread == 0:
+    unit = -logits.mean().item()
+    if unit == 0:
         return 1.0
-    if _slope(logits, targets, 1 / LOWEST) <= 0:
-        return LOWEST
-    if _slope(logits, targets, 1 / HIGHEST) >= 0:
-        return HIGHEST
-    # With logits of unit spread one step size and one tolerance suit all.
-    return spread / _best_inverse(logits / spread, targets)
+    if _slope(logits, targets, 1 / MIN_TEMPERATURE) <= 0:
+        return MIN_TEMPERATURE
+    if _slope(logits, targets, 1 / MAX_TEMPERATURE) >= 0:
+        return MAX_TEMPERATURE
+    # In this unit, the same step size and tolerance suit logits of any scale.
+    return unit / _minimise_over_inverse(logits / unit, targets)
 
 
 def _ece_temperature(logits: Tensor, targets: Tensor) -> float:
-    highest, predicted = logits.max(1)
-    below, correct = logits - highest[:, None], (predicted == targets).double()
+    largest, predicted = logits.max(1)
+    relative_logits, correct = logits - largest[:, None], (predicted == targets).double()
 
     def error(temperature: float) -> float:
-        confidence = 1 / (below / temperature).exp().sum(1)
-        return expected_error(equal_width(confidence, correct, BINS))
+        confidence = 1 / (relative_logits / temperature).exp().sum(1)
+        return expected_error(equal_width(confidence, correct, ECE_BINS))
 
-    return min(GRID, key=error)
+    return min(TEMPERATURE_GRID, key=error)
 
 
 def _slope(logits: Tensor, targets: Tensor, inverse: float) -> float:
-    """Derivative of the NLL by 1/T: mean of E_p[z] - z_y."""
-    expected = ((logits * inverse).softmax(1) * logits).sum(1)
-    return (expected - logits.gather(1, targets[:, None])[:, 0]).mean().item()
+    """Derivative of the NLL with respect to 1/T: the mean of E_p[z] - z_y."""
+    expected_logit = ((logits * inverse).softmax(1) * logits).sum(1)
+    return (expected_logit - logits.gather(1, targets[:, None])[:, 0]).mean().item()
 
 
-def _best_inverse(logits: Tensor, targets: Tensor) -> float:
+def _minimise_over_inverse(logits: Tensor, targets: Tensor) -> float:
     inverse = torch.ones((), dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS(
         [inverse],
@@ -115,8 +115,8 @@ def _best_inverse(logits: Tensor, targets: Tensor) -> float:
     return inverse.item()
 
 
-# Weight of the squared distance from temperature scaling, in units of each class's spread. It
-# matters only where the data decide nothing: a class without images, or one always right.
+# Weight of the squared distance from temperature scaling, in standardised logits. It matters only
+# where the data do not determine a class: it has no images, or its predictions are all correct.
 PENALTY = 1e-8
 
 
@@ -129,13 +129,13 @@ def require_same_classes(logits: Tensor, classes: int) -> None:
 
 @dataclass(frozen=True)
 class VectorScaling:
-    """z_k w_k + b_k."""
+    """Scaled logits z_k w_k + b_k, of logits z."""
 
     weight: Tensor  # w, [K] float64
-    bias: Tensor  # b, [K] float64, of mean 0, as a common shift changes nothing
+    bias: Tensor  # b, [K] float64; its mean is 0, because a common shift has no effect
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Scaled logits, [N, K] float64 on the CPU, of logits [N, K].
+        """The scaled logits, [N, K] float64 on the CPU, of logits [N, K].
 
         Raises:
             ValueError: the logits have another number of classes.
@@ -147,9 +147,9 @@ class VectorScaling:
 def fit_vector(logits: Tensor, targets: Tensor) -> VectorScaling:
     """The w and b that minimise the NLL of softmax(w z + b), to convergence.
 
-    The NLL is convex, but need not have a minimum: a class without an image sends its b to minus
-    infinity, separable data send w to infinity. So a penalty of 1e-8 pulls towards temperature
-    scaling, too weak to matter elsewhere; the log names the classes that only the penalty fixes.
+    The NLL is convex but may have no minimum: for a class without images b goes to minus infinity,
+    for separable data w goes to infinity. So a penalty of weight 1e-8 pulls towards temperature
+    scaling. It is too weak to matter otherwise; a warning names the classes that it determines.
     Fit on validation data, never on the data that is measured afterwards.
 
     Args:
@@ -161,20 +161,20 @@ def fit_vector(logits: Tensor, targets: Tensor) -> VectorScaling:
     Source: Guo et al. 2017, section 4.2.
     """
     logits, targets = validated_float64(logits, targets)
-    # Columns of mean 0 and deviation 1: one step size and one penalty suit all.
+    # Standardised columns: the same step size and penalty suit logits of any scale.
     centre, spread = logits.mean(0), logits.std(0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)
     standard = (logits - centre) / spread
     start = torch.stack([spread, centre]) / nll_temperature(logits, targets)
     scale, offset = _minimise(standard, targets, start)
-    _report_undetermined(standard * scale + offset)
+    _warn_of_undetermined_classes(standard * scale + offset)
     weight = scale / spread
     bias = offset - weight * centre
     return VectorScaling(weight=weight, bias=bias - bias.mean())
 
 
 def _minimise(logits: Tensor, targets: Tensor, start: Tensor) -> Tensor:
-    """Scale and offset, [2, K], from `start`, which the penalty pulls towards."""
+    """Scale and offset, [2, K], with a penalty on the distance from `start`."""
 
     def loss(factors: Tensor) -> Tensor:
         nll = functional.cross_entropy(logits * factors[0] + factors[1], targets)
@@ -186,10 +186,11 @@ def _minimise(logits: Tensor, targets: Tensor, start: Tensor) -> Tensor:
 def minimise(
     loss: Callable[[Tensor], Tensor], start: Tensor, *, gradient: float, change: float
 ) -> Tensor:
-    """The minimum of a smooth convex function, by LBFGS from `start`.
+    """Minimise a smooth convex function by LBFGS from `start`; returns where the minimum is.
 
     Args:
-        gradient: stop when its largest entry is below this; change: or the step is.
+        gradient: stop when the largest entry of the gradient is below this.
+        change: stop when a step changes the loss or the position by less than this.
     """
     factors = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
@@ -211,25 +212,26 @@ def minimise(
     return factors.detach()
 
 
-def _report_undetermined(logits: Tensor) -> None:
-    """Log the classes whose bias hardly changes the NLL: its curvature is below the penalty's."""
+def _warn_of_undetermined_classes(logits: Tensor) -> None:
+    """Warn of classes for which the penalty is not small against the NLL's curvature."""
     p = logits.softmax(1)
-    curvature = (p * (1 - p)).mean(0)  # of the NLL, by b
+    curvature = (p * (1 - p)).mean(0)  # second derivative of the NLL with respect to b
     classes = (curvature < 100 * PENALTY).nonzero()[:, 0].tolist()
     if classes:
-        text = "the data do not determine the vector scaling of class %s: kept near temperature"
-        more = f" and {len(classes) - MAX_NAMED} more" if len(classes) > MAX_NAMED else ""
-        log.warning(text, ", ".join(map(str, classes[:MAX_NAMED])) + more)
+        text = "the data do not determine the vector scaling of class %s: near temperature scaling"
+        others = len(classes) - MAX_NAMED_CLASSES
+        more = f" and {others} more" if others > 0 else ""
+        log.warning(text, ", ".join(map(str, classes[:MAX_NAMED_CLASSES])) + more)
 
 
 @dataclass(frozen=True)
 class Isotonic:
-    """A rising, piecewise linear map of p_k for each class, then rows that sum to 1.
+    """A non-decreasing, piecewise linear map of p_k for each class; rows are then normalised.
 
     Attributes:
-        knots: for each class its x and y, float64 arrays of equal length, x rising from within
-            [0, 1], y not falling in [0, 1]; before the first and behind the last x, y is level.
-        floor: the minimum of every entry before the rows are normalised.
+        knots: for each class the x and y of its map, float64 arrays of equal length in [0, 1]; x
+            increases, y does not decrease. Outside the range of x the map is constant.
+        floor: least value of an entry before rows are normalised.
     """
 
     knots: tuple[tuple[np.ndarray, np.ndarray], ...]
@@ -244,16 +246,16 @@ class Isotonic:
         require_same_classes(logits, len(self.knots))
         p = logits.detach().cpu().double().softmax(1).numpy()
         mapped = [np.interp(p[:, k], x, y) for k, (x, y) in enumerate(self.knots)]
-        raised = torch.from_numpy(np.stack(mapped, axis=1)).clamp(min=self.floor)
-        return (raised / raised.sum(1, keepdim=True)).log()
+        probabilities = torch.from_numpy(np.stack(mapped, axis=1)).clamp(min=self.floor)
+        return (probabilities / probabilities.sum(1, keepdim=True)).log()
 
 
 def fit_isotonic(logits: Tensor, targets: Tensor) -> Isotonic:
-    """For each class the rising map of p_k that is closest to 1[y = k] in least squares.
+    """For each class, fit the non-decreasing map of p_k to 1[y = k] by least squares.
 
-    The maps are 0 below the least p_k that an image of class k had, and may be 0 for every class
-    of a row. N images cannot prove a zero: it is raised to 1 / (N K) before the rows are
-    normalised, so that log probabilities are finite; a row of zeros becomes uniform.
+    A map is 0 below the smallest p_k of an image of class k, and all maps may be 0 in a row. N
+    images cannot prove a probability of 0: entries are at least 1 / (N K) before rows are
+    normalised, so that log probabilities are finite. A row of zeros becomes uniform.
     Fit on validation data, never on the data that is measured afterwards.
 
     Args:
@@ -271,7 +273,7 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Isotonic:
     p, labels = logits.softmax(1).numpy(), targets.numpy()
     knots = []
     for k in range(classes):
-        fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-        fitted.fit(p[:, k], (labels == k).astype(float))
-        knots.append((fitted.X_thresholds_, fitted.y_thresholds_))
+        regression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+        regression.fit(p[:, k], (labels == k).astype(float))
+        knots.append((regression.X_thresholds_, regression.y_thresholds_))
     return Isotonic(tuple(knots), floor=1 / (samples * classes))

@@ -1,4 +1,4 @@
-"""The real and mixed datasets of a run, opened and checked for training."""
+"""Open and check the real and mixed datasets of a run."""
 
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, closing
@@ -35,49 +35,49 @@ TrainingSplit = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Opened data, for all seeds of a run.
+    """The real and mixed images of a run, for all of its seeds.
 
     Attributes:
-        side: pixels of a side of the real images.
-        memory: bytes of decoded real images that may be held.
-        workers: processes that decode images beyond that limit, as in `StreamedImages`.
-        weights: digest of the pretrained weights that the network begins with.
+        side: of the square real images, in pixels.
+        memory_limit: bytes that decoded real images may take in memory.
+        workers: number of processes that decode other images, as in `StreamedImages`.
+        weights_digest: digest of the file of pretrained weights; None without such a file.
     """
 
     real: RealDataset
     mixed: MixedDataset | None
     side: int
-    memory: int = 8 * GIB
+    memory_limit: int = 8 * GIB
     workers: int | None = None
-    weights: str | None = None
-    _opened: dict[TrainingSplit, ImageSource] = field(default_factory=dict, repr=False)
+    weights_digest: str | None = None
+    _images: dict[TrainingSplit, ImageSource] = field(default_factory=dict, repr=False)
 
     @property
     def num_classes(self) -> int:
         return len(self.real.class_names)
 
     def images(self, split: TrainingSplit, accelerator: Accelerator | None = None) -> ImageSource:
-        """The images of a split; training images take precedence in memory.
+        """The images of a split; training images get memory before validation images.
 
         Args:
-            accelerator: of the processes that train together; all of them must call.
+            accelerator: of the processes that train together; all of them must call this.
         """
-        if split not in self._opened:
-            left = self.memory
+        if split not in self._images:
+            free = self.memory_limit
             if split != "train":
                 images = self.images("train", accelerator)
-                left -= images.tensor.nbytes if isinstance(images, InMemoryImages) else 0
-            self._opened[split] = open_images(
+                free -= images.tensor.nbytes if isinstance(images, InMemoryImages) else 0
+            self._images[split] = open_images(
                 getattr(self.real, split),
                 self.side,
-                limit=left,
+                limit=free,
                 workers=self.workers,
                 accelerator=accelerator,
             )
-        return self._opened[split]
+        return self._images[split]
 
     def read(self, split: ImageSplit) -> StreamedImages:
-        """Images that are read once, so not held in memory."""
+        """The images of a split that is read once and therefore not kept in memory."""
         return StreamedImages(split, self.side, workers=self.workers)
 
     @cached_property
@@ -86,15 +86,15 @@ class TrainingData:
         return torch.from_numpy(self.real.train.targets)
 
     @cached_property
-    def train_pixels(self) -> Tensor:
-        """Counts of the values in each channel of the training images, int64 [3, 256]."""
+    def train_histogram(self) -> Tensor:
+        """Histograms of the training images' pixel values, int64 [3, 256], one per channel."""
         images = self.images("train")
-        with closing(images.parts(ranges(0, len(images), DECODE_CHUNK))) as parts:
-            return count_pixels(parts)
+        with closing(images.chunks(ranges(0, len(images), DECODE_CHUNK))) as chunks:
+            return pixel_histogram(chunks)
 
     @cached_property
     def record(self) -> DataRecord:
-        """The content of `data.json`: names and digests of all data that a run reads."""
+        """The content of `data.json`: class names, and digests of all data that the run reads."""
         digests = {split: getattr(self.real, split).digest for split in SPLITS}
         names = list(self.real.class_names)
         real = fingerprint({"class_names": names, **digests})
@@ -111,8 +111,8 @@ class TrainingData:
                 ),
                 "series": self.mixed.series_digest,
             }
-        if self.weights is not None:
-            record["weights"] = self.weights
+        if self.weights_digest is not None:
+            record["weights"] = self.weights_digest
         return record
 
 
@@ -120,33 +120,33 @@ def open_data(
     config: TrainConfig,
     *,
     pinned: str | None = None,
-    weights: str | None = None,
+    weights_digest: str | None = None,
     compare_splits: bool = True,
 ) -> TrainingData:
     """Open the data that the settings name.
 
     Args:
-        pinned: mixed index to use if the settings name none.
-        weights: digest of the pretrained weights, if known; else the file is read.
-        compare_splits: search for images that two splits share. This decodes all images; all
-            but training images held in memory are decoded again later.
+        pinned: the mixed dataset's index, used if the settings name none.
+        weights_digest: of the pretrained weights, if it is known; None reads their file.
+        compare_splits: search for images that two splits share. This decodes all images; only
+            training images in memory need not be decoded again later.
     Raises:
-        InputError: as `load_real`, `MixedDataset` and `check_overlap`; mixed images of another
-            size, of other classes, without one of the classes, or with invalid labels.
+        InputError: as `load_real`, `MixedDataset` and `check_overlap`; or the mixed images have
+            another size, other classes, invalid labels, or none of a class.
     """
     real = load_real(config.real)
     side = config.real.image_size
     mixed = None if config.mixed is None else _open_mixed(config.mixed, real, pinned, side=side)
     path = config.model.params.get("weights")
-    if path is not None and weights is None:
-        weights = file_digest(Path(path))
+    if path is not None and weights_digest is None:
+        weights_digest = file_digest(Path(path))
     data = TrainingData(
         real,
         mixed,
         side,
-        memory=int(config.real_memory_gib * GIB),
+        memory_limit=int(config.real_memory_gib * GIB),
         workers=config.real_workers,
-        weights=weights,
+        weights_digest=weights_digest,
     )
     if compare_splits:
         check_overlap(data, allowed=config.real.allow_overlap)
@@ -154,23 +154,23 @@ def open_data(
 
 
 def prepare(data: TrainingData, accelerator: Accelerator, *, allowed: int = 0) -> None:
-    """Compare and count all images once, in the main process, and broadcast the results.
+    """Compare the splits and compute histogram and record in one process, for all processes.
 
     Raises:
         InputError: as `check_overlap`, in every process.
     """
     data.images("train", accelerator)
     broadcast_from_main(partial(check_overlap, data, allowed=allowed), accelerator)
-    for name in ("train_pixels", "record"):
+    for name in ("train_histogram", "record"):
         value = broadcast_from_main(partial(getattr, data, name), accelerator)
-        vars(data)[name] = value  # fills the cached property
+        vars(data)[name] = value  # sets the cached property
 
 
 def check_overlap(data: TrainingData, *, allowed: int = 0) -> None:
-    """Raises InputError if more than `allowed` images in all are in an earlier split as well."""
+    """Raise InputError if more than `allowed` images are in an earlier split, too."""
     with ExitStack() as stack:
-        parts = {split: stack.enter_context(closing(_parts(data, split))) for split in SPLITS}
-        shared = shared_images(parts)
+        chunks = {split: stack.enter_context(closing(_chunks(data, split))) for split in SPLITS}
+        shared = shared_images(chunks)
     if len(shared) > allowed:
         names = [f"{split} {getattr(data.real, split).name(index)}" for split, index in shared[0]]
         overlap = f"{len(shared)} images of validation or test are in an earlier split as well"
@@ -178,24 +178,24 @@ def check_overlap(data: TrainingData, *, allowed: int = 0) -> None:
         raise InputError("real.allow_overlap", allowed, f"{remedy}; remove them, or allow them")
 
 
-def _parts(data: TrainingData, split: str) -> Generator[np.ndarray, None, None]:
-    """The images of a split, in parts; for training images, also counts their values."""
-    training = split == "train"
-    images = data.images("train") if training else data.read(getattr(data.real, split))
-    pixels = count_pixels(())
-    with closing(images.parts(ranges(0, len(images), DECODE_CHUNK))) as parts:
-        for part in parts:
-            if training:
-                pixels += count_pixels([part])
-            yield part.numpy()
-    if training:
-        vars(data)["train_pixels"] = pixels
+def _chunks(data: TrainingData, split: str) -> Generator[np.ndarray, None, None]:
+    """Yield the images of a split in chunks; of training images, also set `train_histogram`."""
+    is_training = split == "train"
+    images = data.images("train") if is_training else data.read(getattr(data.real, split))
+    histogram = pixel_histogram(())
+    with closing(images.chunks(ranges(0, len(images), DECODE_CHUNK))) as chunks:
+        for chunk in chunks:
+            if is_training:
+                histogram += pixel_histogram([chunk])
+            yield chunk.numpy()
+    if is_training:
+        vars(data)["train_histogram"] = histogram
 
 
-def count_pixels(parts: Iterable[Tensor]) -> Tensor:
-    """Counts of the values in each channel of uint8 [n, S, S, 3], int64 [3, 256]."""
+def pixel_histogram(chunks: Iterable[Tensor]) -> Tensor:
+    """Histogram, int64 [3, 256], of the pixel values of all chunks, uint8 [n, S, S, 3] each."""
     counts = torch.zeros(3, 256, dtype=torch.int64)
-    for images in parts:
+    for images in chunks:
         for channel in range(3):
             values = images[..., channel].flatten()
             counts[channel] += torch.bincount(values, minlength=256).cpu()
@@ -207,14 +207,14 @@ def _open_mixed(
 ) -> MixedDataset:
     mixed = _read_mixed(config, pinned, side)
     if mixed.class_names != real.class_names:
-        of_mixed, of_real = (", ".join(each.class_names) for each in (mixed, real))
-        remedy = f"its classes are {of_mixed}; the real data's are {of_real}"
+        mixed_names, real_names = (", ".join(dataset.class_names) for dataset in (mixed, real))
+        remedy = f"its classes are {mixed_names}; the real data's are {real_names}"
         raise InputError("mixed.url", config.url, remedy)
     if config.class_matched:
         try:
             mixed.check_groups_exist(torch.from_numpy(real.train.targets))
         except InputError as error:
-            raise _as_setting(error) from None
+            raise _name_setting(error) from None
     return mixed
 
 
@@ -232,13 +232,13 @@ def _read_mixed(config: MixedConfig, pinned: str | None, side: int) -> MixedData
             cache_limit=int(config.cache_gib * 2**30),
         )
     except InputError as error:
-        raise _as_setting(error) from None
-    except ValueError as error:  # names a damaged shard or its labels
+        raise _name_setting(error) from None
+    except ValueError as error:  # its message names a damaged shard or its labels
         raise InputError("mixed.url", config.url, str(error)) from None
 
 
-def _as_setting(error: InputError) -> InputError:
-    """The same error, named after the setting `mixed.X` instead of the argument `X`."""
+def _name_setting(error: InputError) -> InputError:
+    """The same error with the setting `mixed.X` in place of the argument `X`."""
     is_setting = error.field.partition(".")[0] in MixedConfig.model_fields
     field = f"mixed.{error.field}" if is_setting else error.field
     return InputError(field, error.value, error.remedy)

@@ -1,4 +1,4 @@
-"""The images of a split for training: decoded in memory if they fit, else streamed by workers."""
+"""The images of a split: decoded once into memory if they fit, else streamed by workers."""
 
 import os
 import signal
@@ -22,16 +22,16 @@ from semix.data.machine import cores, machine
 from semix.data.splits import ImageSplit
 from semix.data.threads import mapped
 
-DECODE_CHUNK = 512  # images that are decoded together when a whole split is
-MIN_IMAGES_FOR_WORKERS = 2048  # fewer are read before a worker has started
+DECODE_CHUNK = 512  # images per chunk, where a whole split is decoded
+MIN_IMAGES_FOR_WORKERS = 2048  # fewer images are decoded before a worker has started
 MAX_WORKERS = 16
 
 
 class ImageSource(Protocol):
-    """The N images of a split, square and of one size, in order.
+    """The N images of a split, all square and of one size.
 
     Attributes:
-        side: pixels of a side.
+        side: of the images, in pixels.
     """
 
     side: int
@@ -41,8 +41,8 @@ class ImageSource(Protocol):
     def to(self, device: torch.device) -> "ImageSource":
         """Move images in memory to a device; prepare streamed ones for copies to it."""
 
-    def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        """For each int64 [n] of indices, the images, uint8 [n, S, S, 3].
+    def chunks(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
+        """Yield the images, uint8 [n, S, S, 3], of each tensor of indices, int64 [n].
 
         Raises:
             InputError: an image cannot be read.
@@ -50,7 +50,7 @@ class ImageSource(Protocol):
 
 
 class InMemoryImages:
-    """Decoded images.
+    """Images of a split, decoded in memory.
 
     Args:
         tensor: uint8 [N, S, S, 3].
@@ -65,18 +65,18 @@ class InMemoryImages:
     def to(self, device: torch.device) -> "InMemoryImages":
         return InMemoryImages(self.tensor.to(device))
 
-    def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        for part in indices:
-            yield self.tensor.index_select(0, part.to(self.tensor.device))
+    def chunks(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
+        for chunk in indices:
+            yield self.tensor.index_select(0, chunk.to(self.tensor.device))
 
 
 class StreamedImages:
-    """Images that are decoded each time they are requested, ahead of their use.
+    """Images of a split that are decoded by workers each time they are used, a little earlier.
 
     Args:
-        workers: processes that decode; None: the machine's cores, shared among its trainers, or
-            none for few images.
-        pinned: put images into pinned memory, for copies to a GPU while the host goes on.
+        workers: number of processes that decode; None: the machine's cores, divided among its
+            trainers; 0 for fewer than MIN_IMAGES_FOR_WORKERS images.
+        pinned: whether to put images into pinned memory, for asynchronous copies to a GPU.
     """
 
     def __init__(
@@ -91,33 +91,34 @@ class StreamedImages:
         pinned = device.type == "cuda"
         return StreamedImages(self.split, self.side, workers=self.workers, pinned=pinned)
 
-    def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        arrays = [part.numpy() for part in indices]  # a tensor is sent to workers as an open file
+    def chunks(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
+        # As arrays: workers would get each tensor as an open file.
+        arrays = [chunk.numpy() for chunk in indices]
         loader = DataLoader(
-            _Parts(self.split),
+            _ChunkDataset(self.split),
             batch_size=None,
             sampler=arrays,
-            num_workers=self._workers(arrays),
+            num_workers=self._num_workers(arrays),
             pin_memory=self.pinned,
-            worker_init_fn=_begin_worker,
-            generator=torch.Generator(),  # else the loader would draw from the global generator
+            worker_init_fn=_ignore_stop_signals,
+            generator=torch.Generator(),  # else it would use the global generator
         )
         for images in loader:
             if isinstance(images, InputError):
                 raise images
             yield images
 
-    def _workers(self, parts: Sequence[np.ndarray]) -> int:
+    def _num_workers(self, chunks: Sequence[np.ndarray]) -> int:
         if self.workers is not None:
-            return min(self.workers, len(parts))
-        if sum(map(len, parts)) < MIN_IMAGES_FOR_WORKERS:
+            return min(self.workers, len(chunks))
+        if sum(map(len, chunks)) < MIN_IMAGES_FOR_WORKERS:
             return 0
-        share = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        return max(1, min(share, MAX_WORKERS, len(parts)))
+        cores_per_trainer = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        return max(1, min(cores_per_trainer, MAX_WORKERS, len(chunks)))
 
 
-class _Parts(Dataset[Tensor | InputError]):
-    """Parts of a split. InputError is returned: a DataLoader would raise it as another type."""
+class _ChunkDataset(Dataset[Tensor | InputError]):
+    """Chunks of a split. Returns an InputError, which a DataLoader would raise as another type."""
 
     def __init__(self, split: ImageSplit) -> None:
         self.split = split
@@ -129,8 +130,8 @@ class _Parts(Dataset[Tensor | InputError]):
             return error
 
 
-def _begin_worker(worker: int) -> None:
-    """Ignore signals to stop, which the trainer handles; its workers end with it."""
+def _ignore_stop_signals(worker: int) -> None:
+    """Run in a new worker: signals to stop are handled by the trainer, with which workers end."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # Exit handlers of the parent's libraries, such as Prefect's, fail in a forked process.
@@ -138,7 +139,7 @@ def _begin_worker(worker: int) -> None:
 
 
 def ranges(start: int, stop: int, size: int) -> list[Tensor]:
-    """The indices from `start` to `stop - 1` in parts of `size`; the last may be smaller."""
+    """The indices from `start` to `stop - 1` in chunks of `size`; the last may be smaller."""
     return list(torch.arange(start, stop).split(size)) if stop > start else []
 
 
@@ -150,77 +151,79 @@ def open_images(
     workers: int | None = None,
     accelerator: Accelerator | None = None,
 ) -> ImageSource:
-    """The images of a split, decoded once per machine if they fit.
+    """The images of a split, decoded once per machine if they fit into memory.
 
     Args:
-        side: pixels of a side.
+        side: of the images, in pixels.
         limit: bytes that the decoded images may take.
-        accelerator: of the processes that train together; all of them must call.
+        accelerator: of the processes that train together; all of them must call this.
     Raises:
         InputError: an image cannot be decoded, or the shared file does not fit on the disk.
     """
     if len(split) * side * side * 3 > limit:
         return StreamedImages(split, side, workers=workers)
     if accelerator is not None and accelerator.num_processes > 1:
-        names = gather_object([machine()])
-        if names.count(machine()) > 1:
-            return InMemoryImages(_decode_shared(split, side, names=names, accelerator=accelerator))
+        machines = gather_object([machine()])
+        if machines.count(machine()) > 1:
+            return InMemoryImages(
+                _decode_shared(split, side, machines=machines, accelerator=accelerator)
+            )
     return InMemoryImages(decode(split))
 
 
 def decode(split: ImageSplit) -> Tensor:
-    """All images of a split, uint8 [N, S, S, 3]."""
+    """Decode all images of a split, uint8 [N, S, S, 3]."""
     images = torch.empty(len(split), *split.images([0]).shape[1:], dtype=torch.uint8)
-    with closing(_decode_parts(split)) as parts:
+    with closing(_decode_chunks(split)) as chunks:
         start = 0
-        for part in parts:
-            images[start : start + len(part)] = torch.from_numpy(part)
-            start += len(part)
+        for chunk in chunks:
+            images[start : start + len(chunk)] = torch.from_numpy(chunk)
+            start += len(chunk)
     return images
 
 
-def _decode_parts(split: ImageSplit) -> Generator[np.ndarray, None, None]:
-    """The images of a split in order, decoded on threads."""
+def _decode_chunks(split: ImageSplit) -> Generator[np.ndarray, None, None]:
+    """Yield the images of a split in order, in chunks that threads decode."""
     threads = min(cores(), MAX_WORKERS)
-    parts = [indices.numpy() for indices in ranges(0, len(split), DECODE_CHUNK)]
-    return mapped(split.images, parts, threads=threads)
+    chunks = [indices.numpy() for indices in ranges(0, len(split), DECODE_CHUNK)]
+    return mapped(split.images, chunks, threads=threads)
 
 
 def _decode_shared(
-    split: ImageSplit, side: int, *, names: Sequence[str], accelerator: Accelerator
+    split: ImageSplit, side: int, *, machines: Sequence[str], accelerator: Accelerator
 ) -> Tensor:
-    """One copy for all processes of a machine, memory-mapped from a file that is then unlinked.
+    """Decode images once per machine, into a file that its processes map and that is then removed.
 
     Args:
         names: the machine of each process.
     """
-    first = names.index(machine())
-    leads = accelerator.process_index == first
-    path = _decode_to_file(split) if leads else None
-    wait_for_all(accelerator)  # for the process that decodes
+    first = machines.index(machine())
+    decodes = accelerator.process_index == first
+    path = _decode_to_file(split) if decodes else None
+    wait_for_all(accelerator)  # for the process that decodes the images
     path = gather_object([path])[first]
     if isinstance(path, InputError):
         raise path
     size = len(split) * side * side * 3
     images = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     wait_for_all(accelerator)
-    if leads:
+    if decodes:
         Path(path).unlink()
     return images.view(len(split), side, side, 3)
 
 
 def _decode_to_file(split: ImageSplit) -> str | InputError:
-    """Write a file of the decoded images; returns its path, or the error that prevented it."""
+    """Write the decoded images to a file; returns its path, or the error if that fails."""
     handle, name = tempfile.mkstemp(prefix="semix-images-")
     try:
-        with os.fdopen(handle, "wb") as file, closing(_decode_parts(split)) as parts:
-            for part in parts:
-                file.write(part.data)
+        with os.fdopen(handle, "wb") as file, closing(_decode_chunks(split)) as chunks:
+            for chunk in chunks:
+                file.write(chunk.data)
     except (InputError, OSError) as error:
         Path(name).unlink()
         if isinstance(error, InputError):
             return error
-        remedy = f"no room for the decoded images ({error.strerror}); set TMPDIR to a folder that "
-        remedy += "has it, or lower real_memory_gib"
+        remedy = f"has no space for the decoded images ({error.strerror}); set TMPDIR to another "
+        remedy += "folder, or lower real_memory_gib"
         return InputError("TMPDIR", tempfile.gettempdir(), remedy)
     return name

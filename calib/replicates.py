@@ -1,7 +1,7 @@
-"""Differences between methods over replicates: an interval, and a test if there are enough units.
+"""Compare methods over replicates: mean difference, interval, and a test of enough units.
 
-A study of mixed images replicates the treatment: another split of the real images, other small
-models, other mixed images. Training seeds and test images are nested in it.
+A replicate of a study of mixed images has its own split of the real images, its own small models
+trained on it, and its own mixed images. Training seeds and test images are nested in replicates.
 """
 
 import math
@@ -11,37 +11,39 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-Name = TypeVar("Name")
+Key = TypeVar("Key")
 
-MIN_UNITS = 3  # two differences say next to nothing about their spread
+MIN_UNITS = 3  # two differences hardly tell how much differences vary
 LEVEL = 0.95
 RESAMPLES = 10_000
-ROUNDING = 1e-12  # between values that are equal except for the last digits
-# A seed's evaluation stores so many bootstrap resamples of these measures.
+ROUNDING_ERROR = 1e-12  # largest difference between values that count as equal
+# The evaluation of a seed stores this number of bootstrap resamples, of these measures.
 STORED_RESAMPLES, COMPARED_MEASURES = 20, ("accuracy", "ece", "nll", "brier")
 
 
 class Unit(NamedTuple):
-    """Where a value comes from; `draw` is None for runs that use no drawn mixed images."""
+    """Where a value comes from; `draw` is None for runs without drawn mixed images."""
 
     split: int
     draw: int | None
     seed: int
 
 
-# One value per unit, or one per bootstrap resample, in the same order for all units of a split.
+# Of each unit one value, or one value per bootstrap resample, in the same order in a split.
 UnitValues = Mapping[Unit, Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measure of a row against another, over the units that both have.
+    """One measure of one row compared with that of another, over the units that both have.
 
     Attributes:
         change: mean of new - old, in the unit of the measure.
-        low, high: 95 % interval of the change by `interval`; None for a single value.
-        n: number of independent units in the test; `over` says whether they are splits or seeds.
-        p: two-sided, from `p_value`; None below three units, or if nothing varies.
+        low, high: 95 % interval of the change, from `interval`; None for a single value.
+        n: number of independent units in the test.
+        over: what these units are, splits or seeds.
+        p: two-sided p-value, from `p_value`; None with fewer than three units, or if values do not
+            vary.
         p_holm: p, corrected for the number of rows that are tested on this measure.
     """
 
@@ -55,14 +57,14 @@ class Comparison:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval excludes zero and has enough units to be trusted."""
+        """Whether the interval excludes zero, with enough units to trust it."""
         return self._excludes_zero and self.n >= MIN_UNITS
 
     @property
     def too_few(self) -> str:
-        """Why an interval that excludes zero is not trusted; empty for every other.
+        """Why an interval that excludes zero is not trusted: `2 seeds are too few to say`.
 
-        `2 seeds are too few to say`.
+        Empty for every other interval.
         """
         if self.is_clear or not self._excludes_zero:
             return ""
@@ -78,7 +80,7 @@ class Comparison:
 
 def compare(new: UnitValues, old: UnitValues) -> Comparison | None:
     """Compare two rows; None if they share no unit."""
-    pair = paired(new, old)
+    pair = pair_values(new, old)
     if pair is None:
         return None
     changes = pair[0] - pair[1]
@@ -89,13 +91,13 @@ def compare(new: UnitValues, old: UnitValues) -> Comparison | None:
 
 
 def compare_all(others: Mapping[str, UnitValues], baseline: UnitValues) -> dict[str, Comparison]:
-    """Compare each row with the baseline, with p corrected over all of them."""
+    """Compare each row with the baseline; p_holm is corrected over all of these rows."""
     tests = {name: compare(values, baseline) for name, values in others.items()}
-    return corrected({name: test for name, test in tests.items() if test is not None})
+    return with_corrected_p({name: test for name, test in tests.items() if test is not None})
 
 
-def corrected(tests: Mapping[Name, Comparison]) -> dict[Name, Comparison]:
-    """The tests with p corrected over all of them by `holm`."""
+def with_corrected_p(tests: Mapping[Key, Comparison]) -> dict[Key, Comparison]:
+    """The same tests with p_holm, which `holm` corrects over all of them."""
     p_values = holm([test.p for test in tests.values()])
     return {
         name: replace(test, p_holm=p)
@@ -103,41 +105,46 @@ def corrected(tests: Mapping[Name, Comparison]) -> dict[Name, Comparison]:
     }
 
 
-def paired(new: UnitValues, old: UnitValues) -> tuple[np.ndarray, np.ndarray] | None:
-    """Both as [splits, draws, seeds, test sets], of the splits in which neither lacks a unit.
+def pair_values(new: UnitValues, old: UnitValues) -> tuple[np.ndarray, np.ndarray] | None:
+    """Values of two rows as arrays [splits, draws, seeds, resamples], of splits complete in both.
 
-    A row without draws is paired with every draw of the other. If only one of them has bootstrap
-    resamples, both are reduced to their means.
+    A row without draws is paired with every draw of the other row. If only one row has bootstrap
+    resamples, the values of both are averaged over resamples. None if no split is complete.
     """
     units = [*new, *old]
-    known = sorted({unit.draw for unit in units if unit.draw is not None})
-    draws: Sequence[int | None] = known or [None]
+    draws_in_use = sorted({unit.draw for unit in units if unit.draw is not None})
+    draws: Sequence[int | None] = draws_in_use or [None]
     seeds = sorted({u.seed for u in new} & {u.seed for u in old})
     splits = [
         split
         for split in sorted({unit.split for unit in units})
-        if all(_at(x, split, d, k) is not None for x in (new, old) for d in draws for k in seeds)
+        if all(
+            _values_at(x, split, d, k) is not None for x in (new, old) for d in draws for k in seeds
+        )
     ]
     if not (splits and seeds):
         return None
-    lengths = {len(at_unit) for each in (new, old) for at_unit in each.values()}
-    both = (new, old) if len(lengths) == 1 else (_averaged(new), _averaged(old))
-    ours, theirs = (
-        np.array([[[_at(x, s, d, k) for k in seeds] for d in draws] for s in splits]) for x in both
+    lengths = {len(resamples) for values in (new, old) for resamples in values.values()}
+    rows = (new, old)
+    if len(lengths) > 1:
+        rows = (_mean_over_resamples(new), _mean_over_resamples(old))
+    new_values, old_values = (
+        np.array([[[_values_at(x, s, d, k) for k in seeds] for d in draws] for s in splits])
+        for x in rows
     )
-    return ours, theirs
+    return new_values, old_values
 
 
 def interval(changes: np.ndarray, *, resamples: int = RESAMPLES) -> tuple[float, float] | None:
     """95 % percentile interval of the mean change by a hierarchical bootstrap.
 
-    Splits are drawn with replacement, and within each split its draws of mixed images, its
-    training seeds (shared by its draws, as a run without mixed images has no draw), and one
-    bootstrap resample of its test set. With few splits the interval tends to be too narrow; with
-    one split it says nothing about others.
+    Each resample draws with replacement: splits; within each split its draws of mixed images and
+    its training seeds, the same for all draws, because runs on real images alone have no draw; and
+    one bootstrap resample of the split's test set. With few splits the interval tends to be too
+    narrow; with one split it says nothing about other splits.
 
     Args:
-        changes: [splits, draws, seeds, test sets].
+        changes: [splits, draws, seeds, resamples of the test set].
     Returns:
         None for a single value.
 
@@ -157,49 +164,54 @@ def interval(changes: np.ndarray, *, resamples: int = RESAMPLES) -> tuple[float,
 
 
 def p_value(new: np.ndarray, old: np.ndarray) -> float | None:
-    """Paired t over means of splits, which share their images; Welch's over the seeds of one split.
+    """The p-value of a paired t-test over splits, or of Welch's over the seeds of a single split.
 
-    Two methods trained from one seed share little beyond their initial weights, so that pairing
-    them would only cost degrees of freedom.
+    On a split, both rows use the same images, so they are paired. Two methods trained with one seed
+    share little more than initial weights, so that pairing them would only cost degrees of freedom.
 
     Args:
-        new, old: from `paired`.
+        new, old: from `pair_values`.
     """
     from scipy.stats import ttest_ind, ttest_rel
 
-    ours, theirs = (_means(values, axis=0 if len(new) > 1 else 2) for values in (new, old))
-    if len(ours) < MIN_UNITS:
+    new_values, old_values = (
+        _means_along(values, axis=0 if len(new) > 1 else 2) for values in (new, old)
+    )
+    if len(new_values) < MIN_UNITS:
         return None
-    varying = [ours - theirs] if len(new) > 1 else [ours, theirs]
-    if all(np.ptp(values) <= ROUNDING for values in varying):
+    varying = [new_values - old_values] if len(new) > 1 else [new_values, old_values]
+    if all(np.ptp(values) <= ROUNDING_ERROR for values in varying):
         return None
-    test = ttest_rel(ours, theirs) if len(new) > 1 else ttest_ind(ours, theirs, equal_var=False)
+    if len(new) > 1:
+        test = ttest_rel(new_values, old_values)
+    else:
+        test = ttest_ind(new_values, old_values, equal_var=False)
     p = float(test.pvalue)
     return p if math.isfinite(p) else None
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Corrected p-values, which bound the chance of any false positive over all tests.
+    """Correct p-values, so that they bound the probability of any false positive among all tests.
 
-    The smallest of m is multiplied by m, the next by m - 1, and none falls below one before it.
-    None means no test and is not counted.
+    The smallest of m p-values is multiplied by m, the next one by m - 1, and so on; a corrected
+    p-value is at least the one before it. None stands for no test and is not counted.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
     tests = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
-    higher: list[float | None] = [None] * len(p_values)
+    corrected_p: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for done, (p, index) in enumerate(tests):
-        largest = max(largest, min(1.0, (len(tests) - done) * p))
-        higher[index] = largest
-    return higher
+    for rank, (p, index) in enumerate(tests):
+        largest = max(largest, min(1.0, (len(tests) - rank) * p))
+        corrected_p[index] = largest
+    return corrected_p
 
 
-def centred(value: float, resamples: Sequence[float]) -> list[float]:
-    """A value on bootstrap resamples, shifted so that their mean is the value itself.
+def centre_resamples(value: float, resamples: Sequence[float]) -> list[float]:
+    """Shift the values on bootstrap resamples so that their mean is the value itself.
 
-    A binned error is larger on a set drawn with replacement, and the more so the smaller it is;
-    that bias is not part of what another test set would change.
+    A binned error is larger on images drawn with replacement, by more where the error is small.
+    This bias is removed, as another test set would not have it.
     """
     if not resamples:
         return [value]
@@ -207,16 +219,18 @@ def centred(value: float, resamples: Sequence[float]) -> list[float]:
     return [value + each - mean for each in resamples]
 
 
-def _at(values: UnitValues, split: int, draw: int | None, seed: int) -> Sequence[float] | None:
+def _values_at(
+    values: UnitValues, split: int, draw: int | None, seed: int
+) -> Sequence[float] | None:
     value = values.get(Unit(split, draw, seed))
     return values.get(Unit(split, None, seed)) if value is None else value
 
 
-def _averaged(values: UnitValues) -> UnitValues:
+def _mean_over_resamples(values: UnitValues) -> UnitValues:
     return {unit: [math.fsum(resamples) / len(resamples)] for unit, resamples in values.items()}
 
 
-def _means(values: np.ndarray, *, axis: int) -> np.ndarray:
-    rest = tuple(other for other in range(values.ndim) if other != axis)
-    means: np.ndarray = values.mean(axis=rest)
+def _means_along(values: np.ndarray, *, axis: int) -> np.ndarray:
+    other_axes = tuple(other for other in range(values.ndim) if other != axis)
+    means: np.ndarray = values.mean(axis=other_axes)
     return means

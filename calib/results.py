@@ -1,4 +1,4 @@
-"""Results of runs: the list of measures, and the reader of run folders."""
+"""Results of runs: all measures, and what the evaluations in run folders hold."""
 
 import re
 import statistics
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from pydantic import TypeAdapter
 
 from semix.calib.config import TrainConfig
-from semix.calib.replicates import Comparison, Unit, centred
+from semix.calib.replicates import Comparison, Unit, centre_resamples
 from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -22,11 +22,11 @@ from semix.calib.run_folder import (
     Shift,
     StageName,
     check_stored_settings,
-    damage_of,
-    measured_as,
-    measured_seed,
+    has_evaluation_settings,
     read_data,
-    trained_run,
+    read_seed_evaluation,
+    report_damage,
+    require_trained,
 )
 from semix.data.errors import InputError
 from semix.data.files import read_json
@@ -42,15 +42,17 @@ TableName = Literal["page", "run", "study", "shift", "ood", "selective", "confor
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of evaluation.json and how tables show it.
+    """A measure in evaluation.json, and how tables show it.
 
     Attributes:
-        short: its title in tables of many columns.
-        tables: those that show it. "page": methods side by side, on the HTML page and as records;
-            "run": every kind of a method, with intervals; "study": a study's; "shift" and "ood":
-            corrupted and out-of-distribution images.
-        ranked: counts in the mean rank of a study; tested: against a study's baseline.
-        marked: its best value is marked. Half of an error is not better for being smaller.
+        short: title in tables with many columns.
+        tables: tables that show it. "page": methods side by side, on the HTML page and as records;
+            "run": every calibration of a method, with intervals; "study": tables of a study;
+            "shift" and "ood": corrupted and out-of-distribution images.
+        ranked: whether it is part of the mean rank in a study.
+        tested: whether studies test it against their baseline.
+        marked: whether its best value is marked. A part of an error, such as over-ECE, is not
+            better for being smaller.
     """
 
     key: str
@@ -68,7 +70,7 @@ class Measure:
         return " %" if self.percent else ""
 
     def text(self, value: float, *, signed: bool = False) -> str:
-        """The value as printed: two decimals in percent, three otherwise."""
+        """The value as text: two decimals in percent, else three."""
         shown, digits = (100 * value, 2) if self.percent else (value, 3)
         text = f"{round(shown, digits) + 0.0:{'+' if signed else ''}.{digits}f}"
         return text.replace("-", "\N{MINUS SIGN}")
@@ -85,30 +87,30 @@ class Measure:
         return new > old if self.higher_is_better else new < old
 
     def best(self, means: Iterable[float]) -> str | None:
-        """The best as printed, so that equal texts share the mark; None for a single value."""
-        known = list(means)
-        if len(known) < 2:
+        """The best mean as text, so that means of equal text are marked; None for a single mean."""
+        values = list(means)
+        if len(values) < 2:
             return None
-        return self.text(max(known) if self.higher_is_better else min(known))
+        return self.text(max(values) if self.higher_is_better else min(values))
 
 
-ALL: tuple[TableName, ...] = ("page", "run", "study")
-EVERY_MEASURE = (
+MAIN_TABLES: tuple[TableName, ...] = ("page", "run", "study")
+ALL_MEASURES = (
     Measure(
-        *("accuracy", "Accuracy", "Acc.", (*ALL, "shift")),
+        *("accuracy", "Accuracy", "Acc.", (*MAIN_TABLES, "shift")),
         percent=True,
         higher_is_better=True,
         tested=True,
     ),
-    Measure("ece", "ECE", "ECE", (*ALL, "shift"), percent=True, ranked=True, tested=True),
+    Measure("ece", "ECE", "ECE", (*MAIN_TABLES, "shift"), percent=True, ranked=True, tested=True),
     Measure("scaled_ece", "ECE + TS", "ECE + TS", ("shift",), percent=True),
-    Measure("adaptive_ece", "Adaptive ECE", "AECE", ALL, percent=True, ranked=True),
+    Measure("adaptive_ece", "Adaptive ECE", "AECE", MAIN_TABLES, percent=True, ranked=True),
     Measure("classwise_ece", "Classwise ECE", "cwECE", ("run", "study"), percent=True, ranked=True),
     Measure("mce", "MCE", "MCE", ("page",), percent=True),
     Measure("over_ece", "Over-ECE", "O-ECE", ("page", "study"), percent=True, marked=False),
     Measure("under_ece", "Under-ECE", "U-ECE", ("page", "study"), percent=True, marked=False),
-    Measure("nll", "NLL", "NLL", (*ALL, "shift"), ranked=True, tested=True),
-    Measure("brier", "Brier", "Brier", (*ALL, "shift"), ranked=True),
+    Measure("nll", "NLL", "NLL", (*MAIN_TABLES, "shift"), ranked=True, tested=True),
+    Measure("brier", "Brier", "Brier", (*MAIN_TABLES, "shift"), ranked=True),
     Measure("auroc", "AUROC", "AUROC", ("ood",), percent=True, higher_is_better=True),
     Measure("fpr95", "FPR95", "FPR95", ("ood",), percent=True),
     Measure(
@@ -132,15 +134,15 @@ EVERY_MEASURE = (
     Measure("coverage", "Coverage", "Coverage", ("conformal",), percent=True, marked=False),
     Measure("size", "Average set size", "Set size", ("conformal",)),
 )
-MEASURE = {measure.key: measure for measure in EVERY_MEASURE}
+MEASURE = {measure.key: measure for measure in ALL_MEASURES}
 ACCURACY, ECE, NLL = (MEASURE[key] for key in ("accuracy", "ece", "nll"))
-RANKED = tuple(measure for measure in EVERY_MEASURE if measure.ranked)  # ECE first
-TESTED = tuple(measure for measure in EVERY_MEASURE if measure.tested)
+RANKED = tuple(measure for measure in ALL_MEASURES if measure.ranked)  # ECE first
+TESTED = tuple(measure for measure in ALL_MEASURES if measure.tested)
 
 
-def shown_in(table: TableName) -> tuple[Measure, ...]:
+def measures_in(table: TableName) -> tuple[Measure, ...]:
     """The measures of a table, in the order of its columns."""
-    return tuple(measure for measure in EVERY_MEASURE if table in measure.tables)
+    return tuple(measure for measure in ALL_MEASURES if table in measure.tables)
 
 
 class SummaryRecord(TypedDict):
@@ -159,8 +161,10 @@ class Summary:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Summary":
-        known = list(values)
-        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+        numbers = list(values)
+        return cls(
+            statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
+        )
 
     def record(self) -> SummaryRecord:
         return {"mean": self.mean, "sd": self.sd}
@@ -174,13 +178,13 @@ class StageResult:
     """One stage of one seed: a row of evaluation.json.
 
     Attributes:
-        bins: number of bins of every binned measure.
-        logits: the file of its logits.
-        kinds: measures on test images, by kind of KINDS.
+        bins: number of bins of all binned measures.
+        logits: path of the file with its logits.
+        kinds: measures on test images, by kind of calibration; see KINDS.
         intervals: 95 % bootstrap intervals, by kind and measure; empty if not measured.
-        resamples: measures on bootstrap resamples, likewise.
-        conformal: coverage and size of the conformal sets, by score.
-        shift, ood: figures on corrupted and on OOD images; None or empty if not measured.
+        resamples: measures on bootstrap resamples, by kind and measure.
+        conformal: coverage and average size of conformal sets, by nonconformity score.
+        shift, ood: measures on corrupted and on OOD images; None or empty if not measured.
     """
 
     stage: StageName
@@ -197,7 +201,8 @@ class StageResult:
 
     @classmethod
     def read(cls, row: Row, run: Path) -> "StageResult":
-        """
+        """Read a row of evaluation.json.
+
         Raises:
             ValueError, KeyError, TypeError, AttributeError: the row is damaged.
         """
@@ -217,7 +222,7 @@ class StageResult:
             "shift": row.get("shift"),
             "ood": row.get("ood", {}),
         }
-        return _measured().validate_python(values)
+        return _stage_result_adapter().validate_python(values)
 
     def predictions(self, split: EvalSplit) -> "tuple[Tensor, Tensor]":
         """Logits [N, K] and targets [N]. Raises InputError if the file is missing or damaged."""
@@ -227,30 +232,30 @@ class StageResult:
             run = self.logits.parents[1]
             raise InputError("logits", self.logits, f"missing; run `semix evaluate {run}` again")
         tensors = load_tensors(self.logits)
-        with damage_of(self.logits):
+        with report_damage(self.logits):
             return tensors[f"{split}_logits"], tensors[f"{split}_targets"]
 
-    def mean_of(self, part: Literal["shift", "ood"]) -> Values:
-        """Means over all corruptions and severities, or over OOD sets; empty if not measured."""
-        of_shift = self.shift["mean"] if part == "shift" and self.shift else {}
-        return self.ood.get("mean", {}) if part == "ood" else of_shift
+    def mean_of(self, images: Literal["shift", "ood"]) -> Values:
+        """Means over corruptions and severities, or over OOD datasets; empty if not measured."""
+        shift_means = self.shift["mean"] if images == "shift" and self.shift else {}
+        return self.ood.get("mean", {}) if images == "ood" else shift_means
 
     def images(self, split: EvalSplit) -> int:
         return len(self.predictions(split)[1])
 
     @cached_property
     def on_validation(self) -> Values:
-        """Measures as trained on validation images, with their mean confidence."""
+        """Measures on validation images, as trained, and the mean confidence."""
         from semix.calib.metrics import calibration_metrics
 
         logits, targets = self.predictions("validation")
         confidence = logits.softmax(1).amax(1).mean().item()
-        measured = calibration_metrics(logits, targets, bins=self.bins).as_dict()
-        return {**measured, "confidence": confidence}
+        measures = calibration_metrics(logits, targets, bins=self.bins).as_dict()
+        return {**measures, "confidence": confidence}
 
 
 @cache
-def _measured() -> TypeAdapter[StageResult]:
+def _stage_result_adapter() -> TypeAdapter[StageResult]:
     return TypeAdapter(StageResult)
 
 
@@ -259,13 +264,14 @@ HEADS = {"mac_cal": "MaC-Cal", "tst": "TST", "vtst": "VTST"}
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One stage of one run over its measured seeds, as trained or with post-hoc calibration.
+    """One stage of a run over its measured seeds, as trained or with post-hoc calibration.
 
-    A row of a study has the seeds of all replicates.
+    A row of a study has the seeds of all its replicates.
 
     Attributes:
-        kind: one of KINDS, the default of the methods below.
-        data, dataset: digest and name of the real images; only methods of equal data compare.
+        kind: one of KINDS; used where a method of this class is called without a kind.
+        data: digest of the real images; only methods with the same digest can be compared.
+        dataset: name of the real images.
     """
 
     label: str
@@ -281,9 +287,9 @@ class MethodResult:
         return next(iter(self.seeds.values())).bins
 
     def figures(self, kind: str | None = None, split: EvalSplit = "test") -> dict[Unit, Values]:
-        """All measures of each seed that has this kind, in the units of evaluation.json.
+        """All measures of each seed that has this kind, as fractions.
 
-        Post-hoc methods are fitted on validation images and have no figures there.
+        Post-hoc calibration is fitted on validation images and therefore not measured on them.
         """
         kind = kind or self.kind
         if split == "validation":
@@ -293,25 +299,29 @@ class MethodResult:
     def values(
         self, measure: Measure, kind: str | None = None, split: EvalSplit = "test"
     ) -> dict[Unit, float]:
-        """One value for each seed of `figures`. Raises InputError if one was not measured."""
+        """The measure of each seed that has this kind. Raises InputError if it was not measured."""
         figures = self.figures(kind, split)
-        lacking = [unit.seed for unit, measures in figures.items() if measure.key not in measures]
-        if lacking:
-            remedy = f"seed {lacking[0]} has no such measure; run `semix evaluate {self.run}`"
+        incomplete_seeds = [
+            unit.seed for unit, measures in figures.items() if measure.key not in measures
+        ]
+        if incomplete_seeds:
+            remedy = (
+                f"seed {incomplete_seeds[0]} has no such measure; run `semix evaluate {self.run}`"
+            )
             raise InputError(f"{self.run / EVALUATION} {kind or self.kind}", measure.key, remedy)
         return {unit: measures[measure.key] for unit, measures in figures.items()}
 
     def resamples(
         self, measure: Measure, kind: str | None = None, split: EvalSplit = "test"
     ) -> dict[Unit, Sequence[float]]:
-        """Values on bootstrap resamples, for `compare`; without resamples one value per unit."""
+        """The measure of each seed on bootstrap resamples, for `compare`; else its single value."""
         kind = kind or self.kind
         resamples = {
             unit: result.resamples.get(kind, {}).get(measure.key, ()) if split == "test" else ()
             for unit, result in self.seeds.items()
         }
         values = self.values(measure, kind, split)
-        return {unit: centred(value, resamples[unit]) for unit, value in values.items()}
+        return {unit: centre_resamples(value, resamples[unit]) for unit, value in values.items()}
 
     def summary(self, measure: Measure, kind: str | None = None) -> Summary:
         return Summary.of(self.values(measure, kind).values())
@@ -321,27 +331,29 @@ class MethodResult:
 
     def each(
         self,
-        part: Literal["kinds", "intervals", "conformal", "shift", "ood"],
+        section: Literal["kinds", "intervals", "conformal", "shift", "ood"],
         key: str = "",
     ) -> list[Any]:
-        """A part of every seed, or its value under `key`; empty if a seed has none."""
-        parts = [getattr(row, part) for row in self.seeds.values()]
-        parts = [one.get(key) for one in parts] if key else parts
-        return parts if all(parts) else []
+        """This section of each seed's result, or its value at `key`; empty if a seed has none."""
+        values = [getattr(row, section) for row in self.seeds.values()]
+        values = [value.get(key) for value in values] if key else values
+        return values if all(values) else []
 
 
 def load_methods(runs: Sequence[Path]) -> list[MethodResult]:
-    """Read the finished runs, in the order given: the stages of each, base before head.
+    """Read finished runs; returns the stages of each run in turn, base before head.
 
     Raises:
-        InputError: no run, a run without evaluation.json or of another schema, two runs of one
-            name, whose rows would look alike, or of other bins, whose errors are not the same
-            measure.
+        InputError: there is no run, a run has no evaluation.json or one of another schema, two runs
+            have the same name, so that their rows could not be distinguished, or other numbers of
+            bins, so that their errors cannot be compared.
     """
     if not runs:
         raise InputError("runs", "[]", "name at least one finished run folder")
     evaluations = [(Path(run), load_evaluation(Path(run))) for run in runs]
-    methods = _with_datasets([method for each in evaluations for method in methods_of(*each)])
+    methods = _add_datasets_to_labels(
+        [method for each in evaluations for method in methods_of(*each)]
+    )
     labels = [method.label for method in methods]
     for label in labels:
         if labels.count(label) > 1:
@@ -352,16 +364,18 @@ def load_methods(runs: Sequence[Path]) -> list[MethodResult]:
 
 def _check_same_bins(methods: Sequence[MethodResult]) -> None:
     bins = {str(m.run): sorted({row.bins for row in m.seeds.values()}) for m in methods}
-    if len(known := sorted({count for counts in bins.values() for count in counts})) < 2:
+    if len(distinct := sorted({count for counts in bins.values() for count in counts})) < 2:
         return
-    which = "; ".join(f"{run}: {', '.join(map(str, counts))}" for run, counts in bins.items())
-    way = f"semix train RUN/{CONFIG} --out RUN --set evaluation.bins={known[0]}"
-    remedy = f"errors of different bins cannot be compared ({which}); give them the same with"
-    raise InputError("bins", known, f"{remedy} `{way}`, which measures again without training")
+    bins_by_run = "; ".join(f"{run}: {', '.join(map(str, counts))}" for run, counts in bins.items())
+    command = f"semix train RUN/{CONFIG} --out RUN --set evaluation.bins={distinct[0]}"
+    remedy = f"errors of different bins cannot be compared ({bins_by_run}); give them the same with"
+    raise InputError(
+        "bins", distinct, f"{remedy} `{command}`, which measures again without training"
+    )
 
 
 def by_data(methods: Sequence[MethodResult]) -> list[list[MethodResult]]:
-    """The methods by real images: only those compare. Each group begins with its baseline."""
+    """Group methods by real images, as only these can be compared; the first is the baseline."""
     groups: dict[str, list[MethodResult]] = {}
     for method in methods:
         groups.setdefault(method.data, []).append(method)
@@ -369,48 +383,48 @@ def by_data(methods: Sequence[MethodResult]) -> list[list[MethodResult]]:
 
 
 def load_evaluation(run: Path, path: Path | None = None) -> Evaluation:
-    """The evaluation.json of a finished run, or another evaluation of it.
+    """Read the evaluation.json of a finished run, or another evaluation of it.
 
     Args:
-        path: of the other evaluation.
+        path: of the other evaluation; None reads evaluation.json.
     Raises:
-        InputError: it is missing, or of another schema; the folder is not a run, or the run is
-            not finished.
+        InputError: the file is missing or has another schema, the folder is not that of a run, or
+            the run is not finished.
     """
     path = path or run / EVALUATION
     if not path.exists():
-        trained_run(run)
+        require_trained(run)
         raise InputError("evaluation", path, f"missing; run `semix evaluate {run}` first")
-    with damage_of(path):
+    with report_damage(path):
         evaluation: Evaluation = read_json(path)
         schema = evaluation.get("schema")
     if schema != SCHEMA:
-        text = f"schema {schema} where {SCHEMA} is read"
+        text = f"has schema {schema} where {SCHEMA} is needed"
         raise InputError("evaluation", path, f"{text}; run `semix evaluate {run}` again")
     return evaluation
 
 
-def merged_versions(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Versions by library, joined in one text if runs had several."""
+def merge_versions(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Versions by library; if runs had several versions, they are joined in one text."""
     merged: dict[str, dict[str, None]] = {}
-    for of_run in versions:
-        for library, version in of_run.items():
+    for run_versions in versions:
+        for library, version in run_versions.items():
             merged.setdefault(library, {})[str(version)] = None
     return {library: " / ".join(merged[library]) for library in sorted(merged)}
 
 
-def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, StageResult]:
-    """A stage of every seed measured under these settings; the run need not be finished.
+def read_seed_results(config: TrainConfig, run: Path, *, stage: str) -> dict[int, StageResult]:
+    """One stage of every seed that is measured under these settings; others may be missing.
 
     Raises:
         InputError: a seed was trained under other settings.
     """
     results = {}
     for seed in config.seeds:
-        evaluation = measured_seed(run, seed)
+        evaluation = read_seed_evaluation(run, seed)
         if evaluation is not None:
             check_stored_settings(evaluation["config"], config.identity(), run)
-            if measured_as(config, evaluation):
+            if has_evaluation_settings(config, evaluation):
                 rows = (StageResult.read(row, run) for row in evaluation["rows"])
                 results[seed] = next(row for row in rows if row.stage == stage)
     return results
@@ -420,18 +434,18 @@ def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
     """The stages of a run in one of its evaluations, base before head.
 
     Raises:
-        InputError: it holds no rows, or is damaged.
+        InputError: the evaluation has no rows, or is damaged.
     """
-    with damage_of(run / EVALUATION):
+    with report_damage(run / EVALUATION):
         name, records = evaluation["name"], evaluation["rows"]
         if not isinstance(name, str):
-            raise TypeError("the name is not a text")
+            raise TypeError("the name is not a string")
         rows = sorted((StageResult.read(row, run) for row in records), key=lambda row: row.seed)
     if not rows:
         remedy = f"holds no rows; run `semix evaluate {run}` again"
         raise InputError("evaluation", run / EVALUATION, remedy)
     data = read_data(run)["real"]
-    with damage_of(run / CONFIG):
+    with report_damage(run / CONFIG):
         config = read_json(run / CONFIG)
         real, labels = config["real"], _labels(name, config.get("head"))
         dataset_name = str(Path(real["path"]).name if real["path"] else real["name"])
@@ -442,8 +456,8 @@ def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
     ]
 
 
-def _with_datasets(methods: Sequence[MethodResult]) -> list[MethodResult]:
-    """Name the dataset in every label if there are several."""
+def _add_datasets_to_labels(methods: Sequence[MethodResult]) -> list[MethodResult]:
+    """Add the name of the dataset to every label if there are several."""
     datasets = {method.data: method.dataset for method in methods}
     if len(datasets) == 1:
         return list(methods)
@@ -458,27 +472,27 @@ def _with_datasets(methods: Sequence[MethodResult]) -> list[MethodResult]:
 
 
 def _labels(name: str, head: Mapping[str, str] | None) -> dict[str, str]:
-    """Labels of a run's stages; the run's name may mention its head already."""
+    """Labels of a run's stages; the run's name may already contain that of its head."""
     if head is None:
         return {"base": name}
-    added = HEADS[head["method"]]
-    if added in name:
+    head_name = HEADS[head["method"]]
+    if head_name in name:
         return {"base": f"{name}: first stage", "head": name}
-    return {"base": name, "head": f"{name} + {added}"}
+    return {"base": name, "head": f"{name} + {head_name}"}
 
 
 # Comparing
 
 
 def significant_change(test: Comparison, measure: Measure) -> str:
-    """`better` or `worse` if the interval excludes zero; else, and for parts of ECE, empty."""
+    """`better` or `worse` if the interval excludes zero, for marked measures; else empty."""
     if not (test.is_clear and measure.marked):
         return ""
     return "better" if measure.improves(0.0, test.change) else "worse"
 
 
 def ranks(values: Sequence[float], measure: Measure) -> list[float]:
-    """1 for the best; equal values share the mean of their ranks."""
+    """Ranks of values, 1 for the best; equal values get the mean of their ranks."""
     from scipy.stats import rankdata
 
     signed = [-value for value in values] if measure.higher_is_better else list(values)

@@ -1,4 +1,4 @@
-"""The files of a run: formats, names, checks before they are written, and the seed lock."""
+"""The files of a run folder: their formats and names, checks, and the lock of a seed."""
 
 import fcntl
 import time
@@ -9,7 +9,7 @@ from typing import IO, Any, Literal, NotRequired, get_args
 
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
-from semix.calib.config import OUTSIDE_IDENTITY, SMALL_STEM, Outside, TrainConfig
+from semix.calib.config import NON_IDENTITY_SETTINGS, SMALL_STEM, SettingNames, TrainConfig
 from semix.calib.stopping import Interrupted, ShouldStop, never
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
@@ -21,17 +21,19 @@ from semix.data.store import Store
 CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
-MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: weights of each stage
-LINEAGE = "lineage.json"  # of a run with mixed images: `semix.data.lineage.Lineage`
+MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: the weights of each stage
+LINEAGE = "lineage.json"  # if mixed images are used: `semix.data.lineage.Lineage`
 HISTORY = "history.jsonl"  # of a seed: one line per epoch, over its stages
 SCHEMA = 3  # of evaluation.json
-StageName = Literal["base", "head"]  # as files and rows are named after it
-SHOWN = 5  # settings named in one message
-SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"
+StageName = Literal["base", "head"]  # as in names of files and in rows of evaluation.json
+MAX_NAMED_SETTINGS = 5  # in one error message
+OTHER_DATA_REMEDY = (
+    "is not what this run began with; choose a fresh run folder or restore the setting"
+)
 
 
 class MixedRecord(TypedDict):
-    """In data.json: the mixed dataset as it was opened."""
+    """The mixed dataset in data.json, with what selects its images and labels."""
 
     url: str
     index: str
@@ -42,26 +44,27 @@ class MixedRecord(TypedDict):
 
 
 class DataRecord(TypedDict):
-    """data.json: names and digests of all that a run reads."""
+    """data.json: class names, and digests of all data that a run reads."""
 
     real: str
     class_names: list[str]
     mixed: MixedRecord | None
-    weights: NotRequired[str]  # digest of pretrained weights that the network begins with
+    weights: NotRequired[str]  # digest of the pretrained weights, if the run has any
 
 
 # evaluation.json, of a run and of each seed
 
-# As trained, then by post-hoc calibration: one temperature; an ensemble of that with the
-# uncalibrated probabilities and with chance; scale and shift per class; the same, regularised
-# towards one temperature; a matrix, regularised likewise; an isotonic map per class.
+# plain: as trained; the others are after post-hoc calibration. scaled: by a temperature; ets: an
+# ensemble of scaled, uncalibrated and uniform probabilities; vector: a scale and shift per class;
+# svs: the same, regularised towards one temperature; sms: a matrix, regularised in the same way;
+# isotonic: a map per class.
 Kind = Literal["plain", "scaled", "ets", "vector", "svs", "sms", "isotonic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Intervals = dict[str, list[float]]  # both limits by measure
+Intervals = dict[str, list[float]]  # lower and upper limit, by measure
 
 
 class Shift(TypedDict):
-    """Corrupted test images; measures after temperature scaling begin with `scaled_`."""
+    """Measures on corrupted test images; those after temperature scaling begin with `scaled_`."""
 
     bins: int
     images: int
@@ -70,7 +73,7 @@ class Shift(TypedDict):
 
 
 class Measures(TypedDict):
-    """Measures of the test images, by kind of calibration."""
+    """Measures on test images, by kind of calibration."""
 
     bins: int
     temperature: float
@@ -85,9 +88,8 @@ class Measures(TypedDict):
     conformal: dict[str, dict[str, float]]  # of the scaled logits, by nonconformity score
     intervals: NotRequired[Intervals]  # of the plain measures
     posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the other measures, by kind
-    drawn: NotRequired[
-        dict[str, dict[str, list[float]]]
-    ]  # by kind and measure: `semix.calib.replicates`
+    # Measures on bootstrap resamples, by kind and measure, for `semix.calib.replicates`.
+    drawn: NotRequired[dict[str, dict[str, list[float]]]]
 
 
 class Row(Measures):
@@ -95,14 +97,14 @@ class Row(Measures):
 
     stage: StageName
     seed: int
-    logits: str  # a path below the run
-    source: str  # digest of the settings, data and weights behind the logits
+    logits: str  # a path in the run folder
+    source: str  # digest of the settings, data and weights that determine the logits
     shift: NotRequired[Shift]
-    ood: NotRequired[dict[str, dict[str, float]]]  # by OOD dataset and "mean"
+    ood: NotRequired[dict[str, dict[str, float]]]  # by OOD dataset, and "mean"
 
 
 class SeedEvaluation(TypedDict):
-    """evaluation.json of a seed: its settings and the measures of its stages."""
+    """evaluation.json of a seed: its settings, and the measures of its stages."""
 
     schema: int
     config: dict[str, object]
@@ -117,7 +119,7 @@ class Evaluation(TypedDict):
     """evaluation.json of a run: the rows of all seeds.
 
     Attributes:
-        warnings: reasons to distrust the figures, each with a remedy.
+        warnings: reasons not to trust the measures, each with a remedy.
     """
 
     schema: int
@@ -131,11 +133,11 @@ class Evaluation(TypedDict):
 
 
 @contextmanager
-def damage_of(path: Path) -> Iterator[None]:
-    """Turn errors in reading a file of a run, which may come from elsewhere, into InputError.
+def report_damage(path: Path) -> Iterator[None]:
+    """Within this context, errors in reading a file of a run become InputErrors that name it.
 
     Raises:
-        InputError: the file is damaged, or has another content; names the file.
+        InputError: the file is damaged, or its content is not what it should be.
     """
     try:
         yield
@@ -151,35 +153,35 @@ def seed_folder(run: Path, seed: int) -> Path:
     return run / f"seed-{seed}"
 
 
-def seed_evaluation(run: Path, seed: int) -> Path:
-    """Path of a seed's evaluation, which is written last: a seed that has one is done."""
+def seed_evaluation_path(run: Path, seed: int) -> Path:
+    """The path of a seed's evaluation, which is written last: with it, the seed is done."""
     return seed_folder(run, seed) / EVALUATION
 
 
-def evaluation_beside(run: Path, config: TrainConfig) -> Path:
-    """Path of an evaluation under other settings than the run's: `evaluation-1a2b3c4d.json`."""
+def other_evaluation_path(run: Path, config: TrainConfig) -> Path:
+    """The path of an evaluation with other settings than the run's: evaluation-1a2b3c4d.json."""
     name, suffix = EVALUATION.split(".")
     digest = fingerprint(config.evaluation.model_dump(mode="json"))
     return run / f"{name}-{digest[:8]}.{suffix}"
 
 
-def measured_seed(run: Path, seed: int) -> SeedEvaluation | None:
-    """The evaluation of a seed; None if it is not done."""
-    path = seed_evaluation(run, seed)
+def read_seed_evaluation(run: Path, seed: int) -> SeedEvaluation | None:
+    """Read the evaluation of a seed; None if it is not measured."""
+    path = seed_evaluation_path(run, seed)
     evaluation: SeedEvaluation | None = read_json(path) if path.is_file() else None
     return evaluation
 
 
 def claim_run(config: TrainConfig, run: Path) -> Path:
-    """Write the resolved settings to `config.json`, the file that `semix.calib.train` reads.
+    """Write the resolved settings to `config.json`, which `semix.calib.train` reads.
 
-    A run folder in which no seed was begun accepts any settings.
+    As long as no seed has begun, the settings may change.
 
     Returns:
         The path of config.json.
     Raises:
-        InputError: seeds were begun under other settings, which are named; or the folder is not
-            empty and no run folder.
+        InputError: seeds have begun with other settings, which the error names; or the folder is
+            not a run folder and not empty.
     """
     check_same_config(config, run)
     path = run / CONFIG
@@ -188,44 +190,44 @@ def claim_run(config: TrainConfig, run: Path) -> Path:
 
 
 def check_same_config(config: TrainConfig, run: Path) -> None:
-    """Raises InputError as `claim_run`, and writes nothing."""
+    """Raise InputError as `claim_run` does, but write nothing."""
     path = run / CONFIG
     if not is_run(run):
         Store(str(run)).require_empty_or_own("training run")
-    if path.is_file() and _begun(run):
+    if path.is_file() and _has_begun_seeds(run):
         check_stored_settings(read_json(path), config.model_dump(mode="json"), run)
 
 
 def stored_settings(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The settings of a run folder's `config.json`.
+    """Load the settings in a run folder's `config.json`.
 
     Raises:
-        InputError: they cannot be read, or they now describe another network than was trained:
-            before the ImageNet stem existed, large images had the small one.
+        InputError: the file is damaged, or the settings describe another network than the one that
+            was trained: before there was an ImageNet stem, large images had the small one.
     """
-    with damage_of(run / CONFIG):
+    with report_damage(run / CONFIG):
         values = dict(read_json(run / CONFIG))
         config = load_settings(TrainConfig, values, overrides)
     if _lacks_stem(values, config):
         remedy = f"the run was trained with the stem for small images; write `stem: {SMALL_STEM}`"
-        remedy += " beside the model's name there to measure it, or train it anew"
+        remedy += " next to the model's name there to measure it, or train it again"
         raise InputError(f"{run / CONFIG} model.stem", None, remedy)
     return config
 
 
 def _lacks_stem(values: Mapping[str, Any], config: TrainConfig) -> bool:
-    """Whether loading the settings of a run has added a stem that it was not trained with."""
+    """Whether loading these values added a stem with which the run was not trained."""
     return "stem" in config.model.params and "stem" not in values["model"]
 
 
-def trained_run(run: Path) -> TrainConfig:
-    """The settings of a run whose seeds are all trained.
+def require_trained(run: Path) -> TrainConfig:
+    """Load the settings of a run, of which all seeds must be trained.
 
     Raises:
-        InputError: the folder is missing or no run folder, or the run is not finished.
+        InputError: the folder is missing or is not a run folder, or a seed is not trained.
     """
     if not run.is_dir():
-        raise InputError("run", run, "there is no such folder; name that of a trained run")
+        raise InputError("run", run, "there is no such folder; name the folder of a trained run")
     if not (run / CONFIG).is_file():
         raise InputError("run", run, f"holds no {CONFIG}; name the folder of a trained run")
     config = stored_settings(run)
@@ -238,7 +240,7 @@ def trained_run(run: Path) -> TrainConfig:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether this is the folder of a training run; model folders have a config.json, too."""
+    """Whether this is the folder of a training run; folders of models have a config.json, too."""
     try:
         return {"seeds", "real", "loss"} <= set(read_json(folder / CONFIG))
     except (OSError, ValueError, TypeError):
@@ -249,125 +251,127 @@ def read_data(run: Path) -> DataRecord:
     """Read `data.json`. Raises InputError if it is damaged or missing."""
     path = run / DATA
     if not path.is_file():
-        raise InputError("run", path, "is not there; name a run whose training was begun")
-    with damage_of(path):
+        raise InputError("run", path, "is missing; name a run whose training has begun")
+    with report_damage(path):
         record: DataRecord = read_json(path)
         if not isinstance(record["real"], str):
-            raise TypeError("real is no digest")
+            raise TypeError("real is not a digest")
     return record
 
 
 def pin_data(data: DataRecord, run: Path) -> None:
-    """Write `data.json`, digests of the real data and the pinned mixed index, or compare with it.
+    """Write `data.json`; if seeds have begun, compare with it instead.
 
     Raises:
-        InputError: seeds were begun on other data.
+        InputError: seeds have begun on other data.
     """
     path = run / DATA
-    if path.is_file() and _begun(run):
+    if path.is_file() and _has_begun_seeds(run):
         pinned = read_json(path)
         if pinned != data:
             field = next(key for key, value in data.items() if pinned.get(key) != value)
-            raise InputError(f"{path} {field}", pinned.get(field), SECOND_RUN)
+            raise InputError(f"{path} {field}", pinned.get(field), OTHER_DATA_REMEDY)
     else:
         write_json(path, data)
 
 
 def pinned_index(run: Path) -> str | None:
-    """The mixed index that this run began with, so that resuming ignores newer ones."""
-    mixed = read_data(run)["mixed"] if (run / DATA).is_file() and _begun(run) else None
+    """The mixed dataset's index that this run began with, so that it ignores newer ones."""
+    mixed = read_data(run)["mixed"] if (run / DATA).is_file() and _has_begun_seeds(run) else None
     return None if mixed is None else mixed["index"]
 
 
 def is_measured(config: TrainConfig, run: Path) -> bool:
-    """Whether `evaluation.json` has exactly these seeds, trained and measured as configured."""
+    """Whether evaluation.json has exactly these seeds, trained and measured with these settings."""
     if not ((run / EVALUATION).is_file() and (run / CONFIG).is_file()):
         return False
     values, evaluation = read_json(run / CONFIG), read_json(run / EVALUATION)
-    begun = TrainConfig.model_validate(values)
-    if _lacks_stem(values, begun):
+    stored = TrainConfig.model_validate(values)
+    if _lacks_stem(values, stored):
         return False
     seeds = {row["seed"] for row in evaluation["rows"]}
-    as_trained = begun.identity() == config.identity() and seeds == set(config.seeds)
-    return as_trained and measured_as(config, evaluation)
+    same_training = stored.identity() == config.identity() and seeds == set(config.seeds)
+    return same_training and has_evaluation_settings(config, evaluation)
 
 
-def measured_as(config: TrainConfig, evaluation: Mapping[str, object]) -> bool:
-    """Whether an evaluation.json, of a run or a seed, was measured under these settings.
+def has_evaluation_settings(config: TrainConfig, evaluation: Mapping[str, object]) -> bool:
+    """Whether the evaluation of a run or seed was measured with the current evaluation settings.
 
-    They are outside the identity of a run: other settings measure it again without training.
+    These settings are not part of a run's identity: it can be measured again without training.
     """
     settings = config.evaluation.model_dump(mode="json")
     return evaluation.get("schema") == SCHEMA and evaluation.get("evaluation") == settings
 
 
 def stale_evaluations(config: TrainConfig, run: Path) -> list[int]:
-    """Seeds measured under other settings, once all seeds of the run are measured; else none."""
-    evaluations = {seed: measured_seed(run, seed) for seed in config.seeds}
+    """Seeds measured with other settings; none until all seeds of the run are measured."""
+    evaluations = {seed: read_seed_evaluation(run, seed) for seed in config.seeds}
     done = {seed: evaluation for seed, evaluation in evaluations.items() if evaluation is not None}
     if len(done) < len(evaluations):
         return []
-    return [seed for seed, evaluation in done.items() if not measured_as(config, evaluation)]
+    return [
+        seed for seed, evaluation in done.items() if not has_evaluation_settings(config, evaluation)
+    ]
 
 
 def run_digest(config: TrainConfig, data: DataRecord) -> str:
-    """Digest of settings and data: equal digests and seeds train equal models."""
+    """Digest of settings and data; a seed and this digest determine the trained weights."""
     return fingerprint({"config": config.identity(), "data": dict(data)})
 
 
 def check_stored_settings(
     stored: Mapping[str, object], requested: Mapping[str, object], run: Path
 ) -> None:
-    """Raises InputError if settings that training depends on differ; names them."""
+    """Raise InputError, which names them, if settings that training depends on differ."""
     old, new = flat(_identity(stored)), flat(_identity(requested))
-    differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    if differing:
-        names = dict.fromkeys(whole_section(name, old, new) for name in differing)
-        shown = [f"{n}: {in_words(old, n)} there, {in_words(new, n)} now" for n in names]
-        if len(shown) > SHOWN:
-            shown[SHOWN:] = [f"and {len(shown) - SHOWN} more"]
-        remedy = f"was begun with other settings ({'; '.join(shown)}); choose a fresh run folder"
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    if changed:
+        names = dict.fromkeys(whole_section(name, old, new) for name in changed)
+        changes = [f"{n}: {in_words(old, n)} there, {in_words(new, n)} now" for n in names]
+        if len(changes) > MAX_NAMED_SETTINGS:
+            changes[MAX_NAMED_SETTINGS:] = [f"and {len(changes) - MAX_NAMED_SETTINGS} more"]
+        remedy = f"was begun with other settings ({'; '.join(changes)}); choose a fresh run folder"
         raise InputError("run", run, f"{remedy} or restore them")
 
 
-def _begun(run: Path) -> bool:
+def _has_begun_seeds(run: Path) -> bool:
     return any(run.glob("seed-*"))
 
 
 def _identity(
-    settings: Mapping[str, object], outside: Outside = OUTSIDE_IDENTITY
+    settings: Mapping[str, object], excluded: SettingNames = NON_IDENTITY_SETTINGS
 ) -> dict[str, object]:
-    """As `TrainConfig.identity`, for settings that another version may have written."""
-    identity = {name: value for name, value in settings.items() if outside.get(name) is not True}
-    for name, within in outside.items():
-        below = identity.get(name)
-        if isinstance(within, Mapping) and isinstance(below, Mapping):
-            identity[name] = _identity(below, within)
+    """As `TrainConfig.identity`, of stored settings that another version may have written."""
+    identity = {name: value for name, value in settings.items() if excluded.get(name) is not True}
+    for name, inner in excluded.items():
+        section = identity.get(name)
+        if isinstance(inner, Mapping) and isinstance(section, Mapping):
+            identity[name] = _identity(section, inner)
     return identity
 
 
 LOCK = ".lock"
-# An earlier trainer whose flow was killed has two minutes to write its checkpoint.
+# A trainer whose flow was killed gets two minutes to write its checkpoint.
 LOCK_TIMEOUT_S = 150.0
 LOCK_POLL_S = 0.2
 
 
 @contextmanager
 def seed_lock(folder: Path, *, label: str, stop: ShouldStop = never) -> Iterator[None]:
-    """Hold the lock of a seed's folder; the kernel releases it however this process ends.
+    """Hold the lock of a seed's folder; the kernel releases it when this process ends.
 
     Args:
-        label: begins the line that is printed while waiting.
+        label: the beginning of the line that is printed while waiting.
     Raises:
-        InputError: another training holds the lock and does not end.
+        InputError: another training holds the lock, and does not end in LOCK_TIMEOUT_S.
         Interrupted: `stop` returned true before the lock was acquired.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
         try:
             _acquire(file, folder, label=label, stop=stop)
-        except OSError as error:  # not every network's file system has locks
-            text = f"{label}: {folder} has no lock ({error.strerror}); train it once at a time"
+        except OSError as error:  # some network file systems have no locks
+            text = f"{label}: {folder} cannot be locked ({error.strerror}); train it only once"
             print_line(text)
         yield
 
@@ -381,7 +385,7 @@ def _acquire(file: IO[str], folder: Path, *, label: str, stop: ShouldStop) -> No
         except BlockingIOError:
             pass
         if stop():
-            raise Interrupted(f"{label}: stopped before it was begun")
+            raise Interrupted(f"{label}: stopped before it began")
         if time.monotonic() > deadline:
             remedy = f"another training works in {folder.name}; wait for its end, or stop it"
             raise InputError("run", folder.parent, remedy)

@@ -16,7 +16,7 @@ HIGHER_IS_BETTER = ("accuracy",)
 
 
 class EpochSelectionState(TypedDict):
-    """State for a checkpoint; values are None before the first epoch, or if not in use."""
+    """The state for a checkpoint; values are None before the first epoch, and if not used."""
 
     best_epoch: int | None
     best_value: float | None
@@ -25,13 +25,14 @@ class EpochSelectionState(TypedDict):
 
 
 class EpochSelection:
-    """Follows the validation measures of a stage; a checkpoint holds its state and `best`.
+    """Selects weights and stops early, by the validation measures of each epoch of a stage.
 
     Stopping early and selecting the best weights are separate settings: a stage that stops early
     with `select: last` keeps the weights of its last epoch.
 
     Attributes:
-        best: state of the network after the best epoch so far; empty with `select: last`.
+        best: state of the network after the best epoch so far; empty with `select: last`. A
+            checkpoint has it in addition to `state_dict`.
     """
 
     def __init__(self, select: str, early_stop: EarlyStopConfig | None) -> None:
@@ -40,11 +41,11 @@ class EpochSelection:
         self._best_epoch: int | None = None
         self._best_value: float | None = None
         self._stop_value: float | None = None
-        self._waited = 0  # epochs since early_stop.measure was better than ever
+        self._waited = 0  # epochs since early_stop.measure last improved
 
     @property
-    def watching(self) -> bool:
-        """Whether validation measures are needed at all."""
+    def needs_validation(self) -> bool:
+        """Whether validation measures are needed after each epoch."""
         return self.select != "last" or self.early_stop is not None
 
     @property
@@ -75,14 +76,14 @@ class EpochSelection:
         self.best = best
 
 
-def is_better(name: str, measures: Mapping[str, float], than: float | None) -> bool:
-    """Whether a measure is better than its former value; the first one always is."""
-    if than is None or math.isnan(than):
+def is_better(name: str, measures: Mapping[str, float], best: float | None) -> bool:
+    """Whether a measure is better than its best value so far; the first value always is."""
+    if best is None or math.isnan(best):
         return True
-    return measures[name] > than if name in HIGHER_IS_BETTER else measures[name] < than
+    return measures[name] > best if name in HIGHER_IS_BETTER else measures[name] < best
 
 
 def validation_measures(outputs: Outputs) -> dict[str, float]:
-    """All measures that can be a criterion, with 15 bins whatever the evaluation uses."""
+    """All measures that can be a criterion, with 15 bins, also if the evaluation has others."""
     measures = calibration_metrics(outputs.logits.cpu(), outputs.targets.cpu()).as_dict()
     return {name: measures[name] for name in CRITERIA}

@@ -1,4 +1,4 @@
-"""Stage one: train a network on real images, and on mixed ones beside them."""
+"""Stage one: train a network on real images, and on mixed images if the settings name any."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,8 +14,8 @@ from semix.calib.config import TrainConfig, check_accumulation
 from semix.calib.epoch_lines import SILENT, EpochLines
 from semix.calib.loop import (
     Diverged,
+    EpochMetrics,
     EpochRecord,
-    Figures,
     check_compiler,
     check_finite,
     divergence_remedy,
@@ -34,7 +34,7 @@ from semix.data.fingerprint import derived_seed
 
 
 class BaseStage:
-    """Trains a network epoch by epoch, with the method and losses of its `TrainingStep`."""
+    """Trains a network epoch by epoch, with a training method, a real and a mixed loss."""
 
     name = "base"
 
@@ -50,10 +50,10 @@ class BaseStage:
         self.steps = len(self.batches)
         self.images = self.steps * self.batches.batch_size
         torch.manual_seed(derived_seed(seed, "weights"))
-        # Built first: it draws no random numbers, and it changes the network.
+        # Before the network, which it adapts; building it draws no random numbers.
         self.method = build_method(config.method.name, data.num_classes, **config.method.params)
         network = Network(config, data.num_classes, method=self.method)
-        network.normalise.fit(data.train_pixels)
+        network.normalise.fit(data.train_histogram)
         self.network = network.to(accelerator.device).to(memory_format=torch.channels_last)
         self.loss = build_training_loss(
             config.loss.name,
@@ -61,8 +61,8 @@ class BaseStage:
             num_samples=len(data.train_targets),
             params=config.loss.params,
         )
-        for part in (self.method, self.loss):
-            part.to(accelerator.device)
+        for module in (self.method, self.loss):
+            module.to(accelerator.device)
         self.average = WeightAverage(self.network, config.ema) if config.ema else None
         self.step = prepare_step(
             config, self.network, self.method, self.loss, accelerator=accelerator
@@ -70,16 +70,16 @@ class BaseStage:
         self.optimiser = self.step.optimiser
         self.selection = EpochSelection(config.select, config.early_stop)
         self.mid_epoch: MidEpochState | None = None
-        self.feedback = SplitOutputs(self.network, data, accelerator)
-        self.selection_feedback = (
+        self.split_outputs = SplitOutputs(self.network, data, accelerator)
+        self.validation_outputs = (
             SplitOutputs(self.evaluated_network, data, accelerator)
             if self.average
-            else self.feedback
+            else self.split_outputs
         )
 
     @property
     def evaluated_network(self) -> torch.nn.Module:
-        """The network that is measured: the averaged one with `ema`, else the trained one."""
+        """The network that is measured: with `ema` the averaged network, else the trained one."""
         return self.average.network if self.average else self.network
 
     @property
@@ -88,30 +88,30 @@ class BaseStage:
 
     def train_epoch(
         self, epoch: int, stop: ShouldStop = never, lines: EpochLines = SILENT
-    ) -> Figures:
-        """Train an epoch, or the rest of it after `mid_epoch`; returns its figures.
+    ) -> EpochMetrics:
+        """Train an epoch, or the rest of it after `mid_epoch`; returns its metrics.
 
         Raises:
             Diverged: a loss or a weight is NaN or infinite.
-            Stopped: `stop` returned true after a step; `mid_epoch` holds the position.
+            Stopped: `stop` returned true after a step; `mid_epoch` says after which.
         """
         try:
-            figures = self._steps(epoch, stop, lines)
+            metrics = self._train_steps(epoch, stop, lines)
         except Diverged as error:
             raise Diverged(f"{error}; {divergence_remedy(self.config.mixed_precision)}") from None
-        self.feedback.forget()
-        self.method.end_epoch(self.network.backbone, self.feedback)
-        self.feedback.forget()  # the method may have changed the outputs
-        self.loss.end_epoch(self.feedback)
+        self.split_outputs.forget()
+        self.method.end_epoch(self.network.backbone, self.split_outputs)
+        self.split_outputs.forget()  # the method may have changed the outputs
+        self.loss.end_epoch(self.split_outputs)
         if self.average:
             average_buffers(self.average.network, self.accelerator)
             self.average.copy_buffers(self.network)
-            self.selection_feedback.forget()
-        return figures | self._judge(epoch)
+            self.validation_outputs.forget()
+        return metrics | self._measure_validation(epoch)
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
-        named = {name: module.state_dict() for name, module in self._modules().items()}
-        return {**named, "best": self.selection.best} if self.selection.best else named
+        tensors = {name: module.state_dict() for name, module in self._modules().items()}
+        return {**tensors, "best": self.selection.best} if self.selection.best else tensors
 
     def objects(self) -> StateDict:
         scaler = self.accelerator.scaler
@@ -135,27 +135,30 @@ class BaseStage:
         self.mid_epoch = MidEpochState.from_checkpoint(objects["middle"])
 
     def export(self, path: Path, *, digest: str) -> None:
-        """Write the selected weights, with the digest of settings and data as metadata."""
+        """Write the selected weights, with the digest of settings and data in the metadata."""
         tensors = self.selection.best or self.evaluated_network.state_dict()
         save_tensors(path, tensors, metadata={"digest": digest})
 
     def _modules(self) -> dict[str, torch.nn.Module]:
-        """The modules with state, by the names of their files in a checkpoint."""
+        """The modules that have state, by the names of their files in a checkpoint."""
         modules = {"network": self.network, "loss": self.loss, "method": self.method}
         return {**modules, "average": self.average.model} if self.average else modules
 
-    def _steps(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> Figures:
-        """Train the epoch's batches."""
+    def _train_steps(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> EpochMetrics:
+        """Train on the batches of an epoch, or on the rest of them."""
         process, steps = self.accelerator.process_index, self.steps
-        torch.manual_seed(derived_seed(self.seed, "base", epoch, process))  # dropout, methods
+        # For dropout and methods.
+        torch.manual_seed(derived_seed(self.seed, "base", epoch, process))
         generator = torch.Generator().manual_seed(derived_seed(self.seed, "base", epoch))
         for module in (self.network, self.loss, self.method):
             module.train()
         self.method.start_epoch(self.network.backbone, epoch, self.epochs)
         record = EpochRecord(steps, self.accelerator)
-        done, drawn = self._resume_epoch(record)
-        with closing(self.batches.epoch(generator, done=done, drawn=drawn)) as batches:
-            for step, batch in enumerate(batches, done):
+        steps_done, generator_state = self._resume_epoch(record)
+        with closing(
+            self.batches.epoch(generator, steps_done=steps_done, generator_state=generator_state)
+        ) as batches:
+            for step, batch in enumerate(batches, steps_done):
                 rate = self._set_learning_rate(epoch * steps + step)
                 record.note(step, self.step(batch))
                 if self.average:
@@ -166,40 +169,40 @@ class BaseStage:
         average_buffers(self.network, self.accelerator)
         record.check()
         check_finite(self.network.state_dict())
-        means = {name: mean for name, mean in record.means().items() if self._has(name)}
+        means = {name: mean for name, mean in record.means().items() if self._has_images_for(name)}
         return {**means, "learning_rate": rate, **self.loss.pop_health()}
 
-    def _has(self, name: str) -> bool:
-        """Whether an epoch has images that this figure is about."""
+    def _has_images_for(self, name: str) -> bool:
+        """Whether an epoch has images for this metric."""
         if self.config.mixed is None:
             return not name.startswith("mixed_")
-        # With one image per series, chance decides whether it is an end or an interior one.
+        # With one image per series, chance decides whether it is an end point or an inner image.
         return self.batches.count > 1 or not name.endswith(("_end", "_interior"))
 
-    def _stop(self, done: int, record: EpochRecord, batch: TrainingBatch) -> None:
-        """Note the position and raise Stopped; raises Diverged for weights that are no use."""
+    def _stop(self, steps_done: int, record: EpochRecord, batch: TrainingBatch) -> None:
+        """Set `mid_epoch` and raise Stopped; raises Diverged if a loss or weight is not finite."""
         record.check()
         check_finite(self.network.state_dict())
-        progress = {"figures": record.figures[:done].cpu(), "drawn": batch.drawn}
+        progress = {"figures": record.metrics[:steps_done].cpu(), "drawn": batch.generator_state}
         self.mid_epoch = MidEpochState.gather(
-            done, progress, modules=self._modules(), accelerator=self.accelerator
+            steps_done, progress, modules=self._modules(), accelerator=self.accelerator
         )
         raise Stopped
 
     def _resume_epoch(self, record: EpochRecord) -> tuple[int, Tensor | None]:
-        """Restore `mid_epoch`; returns the steps done and the generator's state after them."""
+        """Resume from `mid_epoch`; returns the number of steps done and the generator's state."""
         mid_epoch, self.mid_epoch = self.mid_epoch, None
         if mid_epoch is None:
             return 0, None
         progress = mid_epoch.restore(self._modules(), self.accelerator, reshard=_reshard)
-        record.figures[: mid_epoch.step] = progress["figures"]
+        record.metrics[: mid_epoch.step] = progress["figures"]
         return mid_epoch.step, progress["drawn"]
 
-    def _judge(self, epoch: int) -> Figures:
-        """Measures of the validation images, where a setting asks for them."""
-        if not self.selection.watching:
+    def _measure_validation(self, epoch: int) -> EpochMetrics:
+        """Measure the validation images, if the selection of an epoch needs it."""
+        if not self.selection.needs_validation:
             return {}
-        measures = validation_measures(self.selection_feedback.outputs("validation"))
+        measures = validation_measures(self.validation_outputs.outputs("validation"))
         self.selection.note(measures, self.evaluated_network, epoch)
         return {f"validation_{name}": value for name, value in measures.items()}
 
@@ -211,6 +214,6 @@ class BaseStage:
 
 
 def _reshard(processes: Sequence[StateDict], index: int) -> StateDict:
-    """Mean figures of the epoch, and the generator state, which all processes share."""
-    figures = torch.stack([process["figures"] for process in processes]).mean(0)
-    return {"figures": figures, "drawn": processes[0]["drawn"]}
+    """The mean metrics of all processes, and the generator's state, which is the same in all."""
+    metrics = torch.stack([process["figures"] for process in processes]).mean(0)
+    return {"figures": metrics, "drawn": processes[0]["drawn"]}

@@ -1,4 +1,4 @@
-"""Stage two: train a new head on the frozen network, from features of real images alone."""
+"""Stage two: train a new head on the frozen network's features of real images."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ from semix.calib.epoch_lines import SILENT, EpochLines
 from semix.calib.features import (
     FeatureViews,
     HeadFeedback,
-    PlainFeatures,
-    batch_sums,
+    UnaugmentedFeatures,
+    accuracy_and_confidence,
     check_memory,
     means,
-    measure,
+    sum_over_batch,
 )
 from semix.calib.heads import (
     MaskedBottleneckHead,
@@ -33,11 +33,11 @@ from semix.calib.heads import (
     VTSTHead,
     build_head,
     controller_params,
-    divergence,
+    kl_divergence,
 )
 from semix.calib.loop import (
     Diverged,
-    Figures,
+    EpochMetrics,
     build_optimiser,
     check_finite,
     learning_rate,
@@ -55,9 +55,9 @@ from semix.data.fingerprint import derived_seed
 
 
 class Objective(nn.Module):
-    """The loss of a batch of features; its parameters are those of the head, then of the loss.
+    """The loss of a head on a batch of features; its parameters are those of head and loss.
 
-    This base class trains a head that needs only the gradient of the loss, such as TST's.
+    This base class is for heads that need only the gradient of the loss, such as TST's.
     The stage calls, in this order:
 
         objective.start_epoch()
@@ -68,8 +68,8 @@ class Objective(nn.Module):
     and, after the last epoch, `objective.check_head_above_chance()`.
 
     Attributes:
-        extra_pass: whether accuracy and confidence come from a pass after the epoch, in eval
-            mode, and not from the epoch's training passes.
+        extra_pass: whether accuracy and confidence come from a separate pass in eval mode after
+            the epoch, and not from the training passes.
     """
 
     extra_pass = False
@@ -79,12 +79,12 @@ class Objective(nn.Module):
         self.head, self.loss = head, loss
 
     def forward(self, features: Tensor, targets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss and logits [B, K] of features [B, D], all float32."""
+        """The mean loss, and the logits [B, K] of features [B, D], all float32."""
         logits = self.head(features)
         return self.loss(logits, targets, features=features, indices=indices), logits
 
-    def start_epoch(self) -> Figures:
-        """Called before every epoch; returns the figures that hold during it."""
+    def start_epoch(self) -> EpochMetrics:
+        """Called before every epoch; returns metrics that are constant during the epoch."""
         return {}
 
     def after_backward(self) -> None:
@@ -94,20 +94,20 @@ class Objective(nn.Module):
         """Called after the optimiser's step."""
 
     def end_epoch(self, *, accuracy: float, confidence: float) -> None:
-        """Called after every epoch with means over the training images, in [0, 1]."""
+        """Called after every epoch, with means over the training images in [0, 1]."""
 
     def check_head_above_chance(self) -> None:
-        """Called after the last epoch. Raises Diverged for a head no better than chance."""
+        """Called after the last epoch. Raises Diverged if the head is no better than chance."""
 
     def objects(self) -> StateDict:
-        """Further state than that of head and loss, as plain values and tensors."""
+        """State besides that of head and loss, as tensors and plain values."""
         return {}
 
     def load_objects(self, objects: StateDict) -> None:
         """Restore the state that `objects` returned."""
 
     def describe(self, state: Mapping[str, Tensor]) -> dict[str, object]:
-        """Facts about a head with this state, as JSON values."""
+        """Facts about a head in this state, as JSON values."""
         return {}
 
 
@@ -120,11 +120,11 @@ class VariationalObjective(Objective):
         mean, log_variance = self.head.encode(features)
         logits = self.head.decode(mean, log_variance, torch.randn_like(mean))
         loss = self.loss(logits, targets, features=features, indices=indices)
-        return loss + divergence(mean, log_variance), logits
+        return loss + kl_divergence(mean, log_variance), logits
 
 
 class MaskedObjective(Objective):
-    """Trains a masked head; a controller sets the share of kept weights for each epoch."""
+    """The loss of a masked head; a controller sets the fraction of kept weights for each epoch."""
 
     head: MaskedBottleneckHead
 
@@ -139,7 +139,7 @@ class MaskedObjective(Objective):
         super().__init__(head, loss)
         self.controller, self.extra_pass = controller, extra_pass
 
-    def start_epoch(self) -> Figures:
+    def start_epoch(self) -> EpochMetrics:
         controller = self.controller
         self.head.start_epoch(controller.p, controller.generator)
         return {"p": controller.p, "delta": controller.delta(controller.epoch)}
@@ -151,15 +151,13 @@ class MaskedObjective(Objective):
         self.head.after_step()
 
     def end_epoch(self, *, accuracy: float, confidence: float) -> None:
-        # Rounding may lift a mean of float32 confidences above 1 by a last digit.
+        # A mean of float32 confidences may exceed 1 by rounding.
         self.controller.end_epoch(accuracy=accuracy, confidence=min(confidence, 1.0))
 
     def check_head_above_chance(self) -> None:
         if self.controller.at_chance():
-            share = 100 * self.controller.history[-1]["accuracy"]
-            reason = (
-                f"masked, the head is right in {share:.1f} % of the training images, as by chance"
-            )
+            percent = 100 * self.controller.history[-1]["accuracy"]
+            reason = f"the masked head is right in {percent:.1f} % of training images, as by chance"
             settings = "head.p_start, head.p_min or head.optimiser.learning_rate"
             raise Diverged(f"{reason}; raise {settings}, and train in a fresh run folder")
 
@@ -170,13 +168,13 @@ class MaskedObjective(Objective):
         self.controller.load_state_dict(objects["controller"])
 
     def describe(self, state: Mapping[str, Tensor]) -> dict[str, object]:
-        """The p of the masks, and the share of weights that each mask keeps."""
+        """The p of the masks, and the fraction of weights that each mask keeps."""
         shares = {name: state[name].float().mean().item() for name in ("mask1", "mask2")}
         return {"p": state["retention"].item(), "kept_weights": shares}
 
 
 def check_converging(loss: float, objective: nn.Module) -> None:
-    """Raises Diverged if the loss, or anything in the state, is NaN or infinite."""
+    """Raise Diverged if the loss, or a value of the state, is NaN or infinite."""
     try:
         if not math.isfinite(loss):
             raise Diverged("the loss is NaN or infinite")
@@ -195,12 +193,12 @@ def build_objective(
     base_accuracy: Callable[[], float],
     seed: int,
 ) -> Objective:
-    """A fresh head and its objective, on the CPU.
+    """Build an untrained head and its objective, on the CPU.
 
     Args:
         num_samples: number of training images.
         base_accuracy: returns stage one's accuracy on the training set; called only if needed.
-        seed: of the run; the seeds of weights and of masks are derived from it.
+        seed: the run's seed, from which those of weights and masks are derived.
     """
     torch.manual_seed(derived_seed(seed, "head weights"))
     head = build_head(config, in_features, num_classes)
@@ -223,16 +221,17 @@ def build_objective(
 
 
 class HeadStage:
-    """Trains a head on features of a network in eval mode, computed for a whole epoch at once.
+    """Trains a head on the features of a frozen network, which are computed before each epoch.
 
-    The objective does what a kind of head needs besides the gradient of its loss. Parameters of
-    the loss are in the optimiser, outside the clipping. Features are computed in the accelerator's
-    precision; the head is trained in float32.
+    The objective does what a kind of head needs besides the gradient of its loss. The optimiser
+    also trains the parameters of the loss, whose gradients are not clipped. Features are computed
+    in the accelerator's precision; the head is trained in float32.
 
     Args:
         network: of stage one; its weights and batch norms do not change.
     Raises:
-        InputError: features that do not fit, or a batch that cannot be shared out equally.
+        InputError: the features do not fit into memory, or the processes cannot share a batch
+            equally.
     """
 
     name = "head"
@@ -255,9 +254,9 @@ class HeadStage:
         self.network = network.eval().requires_grad_(False)
         self.views = FeatureViews(config, data, network=network, seed=seed, accelerator=accelerator)
         self.steps, self.images = self.views.steps, self.views.images
-        self.scale = self.views.batches.batch_size if config.head.reduction == "sum" else 1
+        self.loss_scale = self.views.batches.batch_size if config.head.reduction == "sum" else 1
         self.targets = data.train_targets.to(accelerator.device)
-        self.plain = PlainFeatures(network, data, self.views)
+        self.unaugmented = UnaugmentedFeatures(network, data, self.views)
         self.objective = build_objective(
             config.head,
             in_features=network.num_features,
@@ -268,48 +267,51 @@ class HeadStage:
         ).to(accelerator.device)
         self.head, self.loss = self.objective.head, self.objective.loss
         self.selection = EpochSelection(config.head.select, None)
-        self.history: list[Figures] = []
+        self.history: list[EpochMetrics] = []
         self.mid_epoch: MidEpochState | None = None
-        # Without accelerate's wrappers, whose overhead exceeds a step of so small a head.
+        # Not wrapped by accelerate: that takes more time than a step of so small a head.
         self.parameters = list(self.objective.parameters())
-        self.rates = config.head.optimiser_of(len(self.targets))
-        self.optimiser = build_optimiser(self.rates, self.parameters)
+        self.optimiser_config = config.head.optimiser_for(len(self.targets))
+        self.optimiser = build_optimiser(self.optimiser_config, self.parameters)
 
     def train_epoch(
         self, epoch: int, stop: ShouldStop = never, lines: EpochLines = SILENT
-    ) -> Figures:
-        """Train an epoch, or the rest of it after `mid_epoch`; returns its figures.
+    ) -> EpochMetrics:
+        """Train an epoch, or the rest of it after `mid_epoch`; returns its metrics.
 
         Raises:
-            Diverged: the loss or a weight is NaN or infinite, or the trained head guesses.
-            Stopped: `stop` returned true; `mid_epoch` holds the position, or None before a step.
+            Diverged: the loss or a weight is NaN or infinite, or the trained head is at chance.
+            Stopped: `stop` returned true; `mid_epoch` says after which step, or is None before
+                the first one.
         """
-        features = self.views.of_epoch(epoch, stop)
+        features = self.views.features_of_epoch(epoch, stop)
         process = self.accelerator.process_index
         torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
-        done, figures, sums = self._start()
+        steps_done, metrics, sums = self._begin_or_resume_epoch()
         self.objective.train()
-        for step, indices in enumerate(self.views.order(epoch)[done:], done):
+        for step, indices in enumerate(self.views.order(epoch)[steps_done:], steps_done):
             self._set_learning_rate(epoch * self.steps + step)
             sums += self._step(features[indices], indices)
             lines.show_step(epoch, step + 1)
             if step + 1 < self.steps and stop():
-                self._stop(step + 1, figures, sums)
+                self._stop(step + 1, metrics, sums)
         loss, accuracy, confidence = means(sums, self.images, self.accelerator)
         check_converging(loss, self.objective)
         if self.objective.extra_pass:
-            accuracy, confidence = measure(self.head, features, self.targets, self.accelerator)
+            accuracy, confidence = accuracy_and_confidence(
+                self.head, features, self.targets, self.accelerator
+            )
         self.objective.end_epoch(accuracy=accuracy, confidence=confidence)
         if epoch + 1 == self.epochs:
             self.objective.check_head_above_chance()
-        figures |= {"loss": loss, "accuracy": accuracy, "confidence": confidence}
-        figures |= {**self.loss.pop_health(), **self._judge(epoch)}
-        self.history.append({"epoch": epoch, **figures})
-        return figures
+        metrics |= {"loss": loss, "accuracy": accuracy, "confidence": confidence}
+        metrics |= {**self.loss.pop_health(), **self._end_epoch(epoch)}
+        self.history.append({"epoch": epoch, **metrics})
+        return metrics
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
-        named = {"head": self.head.state_dict(), "loss": self.loss.state_dict()}
-        return {**named, "best": self.selection.best} if self.selection.best else named
+        tensors = {"head": self.head.state_dict(), "loss": self.loss.state_dict()}
+        return {**tensors, "best": self.selection.best} if self.selection.best else tensors
 
     def objects(self) -> StateDict:
         return {
@@ -333,7 +335,7 @@ class HeadStage:
         self.mid_epoch = MidEpochState.from_checkpoint(objects["middle"])
 
     def export(self, path: Path, *, digest: str) -> None:
-        """Write the selected head, and beside it, as .json, the history of its epochs."""
+        """Write the selected head, and next to it a JSON file with the history of its epochs."""
         state = self.selection.best or self.head.state_dict()
         epoch = self.selection.state_dict()["best_epoch"]
         record = {
@@ -345,10 +347,11 @@ class HeadStage:
             "history": self.history,
         }
         write_json(path.with_suffix(".json"), record)
-        save_tensors(path, state, metadata={"digest": digest})  # last: marks the head as complete
+        # Last, because a head with this file is complete.
+        save_tensors(path, state, metadata={"digest": digest})
 
-    def _start(self) -> tuple[int, Figures, Tensor]:
-        """Begin or resume an epoch: steps done, figures that hold in it, sums over the steps."""
+    def _begin_or_resume_epoch(self) -> tuple[int, EpochMetrics, Tensor]:
+        """Return the number of steps done, the epoch's constant metrics, and sums over steps."""
         mid_epoch, self.mid_epoch = self.mid_epoch, None
         if mid_epoch is None:
             return 0, self.objective.start_epoch(), torch.zeros(3, device=self.accelerator.device)
@@ -356,41 +359,41 @@ class HeadStage:
         progress = mid_epoch.restore(modules, self.accelerator, reshard=_reshard)
         return mid_epoch.step, progress["figures"], progress["sums"].to(self.accelerator.device)
 
-    def _stop(self, done: int, figures: Figures, sums: Tensor) -> None:
-        """Note the position and raise Stopped; raises Diverged for weights that are no use."""
+    def _stop(self, steps_done: int, metrics: EpochMetrics, sums: Tensor) -> None:
+        """Set `mid_epoch` and raise Stopped; raise Diverged if loss or weights are not finite."""
         check_converging(means(sums, self.images, self.accelerator)[0], self.objective)
         self.mid_epoch = MidEpochState.gather(
-            done,
-            {"figures": figures, "sums": sums.cpu()},
+            steps_done,
+            {"figures": metrics, "sums": sums.cpu()},
             modules={"objective": self.objective},
             accelerator=self.accelerator,
         )
         raise Stopped
 
     def _set_learning_rate(self, step: int) -> None:
-        rate = learning_rate(self.rates, step, steps=self.steps, epochs=self.epochs)
+        rate = learning_rate(self.optimiser_config, step, steps=self.steps, epochs=self.epochs)
         set_learning_rate(self.optimiser, rate)
 
     def _step(self, features: Tensor, indices: Tensor) -> Tensor:
-        """One update; returns loss, right predictions and confidence, summed."""
+        """Make one update; returns loss, correct predictions and confidence, each summed."""
         targets = self.targets[indices]
         loss, logits = self.objective(features, targets, indices)
-        # Processes average their gradients, so each multiplies by the batch size of all.
-        (loss * self.scale).backward()
+        # Gradients are averaged over processes, so the scale is the batch size over all processes.
+        (loss * self.loss_scale).backward()
         average_gradients(self.parameters, self.accelerator)
         self.objective.after_backward()
-        if self.rates.clip_norm is not None:
-            clip_grad_norm_(self.head.parameters(), self.rates.clip_norm)
+        if self.optimiser_config.clip_norm is not None:
+            clip_grad_norm_(self.head.parameters(), self.optimiser_config.clip_norm)
         self.optimiser.step()
         self.objective.zero_grad()
         self.objective.after_step()
-        return batch_sums(loss, logits, targets)
+        return sum_over_batch(loss, logits, targets)
 
-    def _judge(self, epoch: int) -> Figures:
-        """Let the loss learn from the epoch; measure validation where a setting asks for it."""
-        feedback = HeadFeedback(self.head, self.plain)
+    def _end_epoch(self, epoch: int) -> EpochMetrics:
+        """End the epoch for the loss; measure the validation images, if the selection needs it."""
+        feedback = HeadFeedback(self.head, self.unaugmented)
         self.loss.end_epoch(feedback)
-        if not self.selection.watching:
+        if not self.selection.needs_validation:
             return {}
         measures = validation_measures(feedback.outputs("validation"))
         self.selection.note(measures, self.head, epoch)
@@ -399,11 +402,11 @@ class HeadStage:
     def _base_accuracy(self) -> float:
         """Accuracy of stage one on the unaugmented training images."""
         classifier = self.network.backbone.classifier
-        features = self.plain.of("train")
-        return measure(classifier, features, self.targets, self.accelerator)[0]
+        features = self.unaugmented.of("train")
+        return accuracy_and_confidence(classifier, features, self.targets, self.accelerator)[0]
 
 
 def _reshard(processes: Sequence[StateDict], index: int) -> StateDict:
-    """The figures that hold in the epoch, which all processes share, and the sums so far."""
+    """The epoch's constant metrics, which all processes share, and the sums of this process."""
     sums = [process["sums"] for process in processes]
     return {**processes[0], "sums": sum_in_first_process(sums, index)}

@@ -1,4 +1,4 @@
-"""Requests to stop a training: SIGTERM, and the exceptions that follow."""
+"""Stop a training on SIGTERM: the request, and the exceptions that it leads to."""
 
 import os
 import signal
@@ -11,48 +11,48 @@ ShouldStop = Callable[[], bool]
 
 
 class Stopped(Exception):
-    """A stage has stopped in the middle of an epoch; its state has the position."""
+    """A stage has stopped in the middle of an epoch; its state says after which step."""
 
 
 class Interrupted(Exception):
-    """Training was asked to stop; a checkpoint has been written."""
+    """Training has stopped on request; if it had made progress, a checkpoint has it."""
 
 
 def never() -> bool:
-    """The `ShouldStop` of a training that is not to be stopped."""
+    """The `ShouldStop` of a training that nobody stops."""
     return False
 
 
 def watch_for_termination() -> ShouldStop:
-    """Treat SIGTERM as a request to stop; returns a function that says whether it came."""
+    """Treat SIGTERM as a request to stop; returns a function that says whether there was one."""
     received, parent = threading.Event(), os.getppid()
-    # torchrun starts each process in a new session, so signals to its group do not reach them.
-    launched = "TORCHELASTIC_RUN_ID" in os.environ
+    # torchrun starts processes in new sessions, which signals to its process group do not reach.
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
 
-    def note(signum: int, frame: FrameType | None) -> None:
+    def set_received(signum: int, frame: FrameType | None) -> None:
         received.set()
 
-    signal.signal(signal.SIGTERM, note)
-    return lambda: received.is_set() or (launched and os.getppid() != parent)
+    signal.signal(signal.SIGTERM, set_received)
+    return lambda: received.is_set() or (by_torchrun and os.getppid() != parent)
 
 
 @contextmanager
 def interrupt_on_sigterm(label: str) -> Iterator[None]:
-    """Within this context, SIGTERM raises at once, as there is nothing to save.
+    """Within this context, SIGTERM raises Interrupted at once, as there is nothing to save.
 
     Raises:
-        Interrupted: SIGTERM came.
+        Interrupted: SIGTERM was received.
     """
-    handler = signal.getsignal(signal.SIGTERM)
-    if not callable(handler):  # SIGTERM is not handled as a request
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    if not callable(previous_handler):  # nobody watches for SIGTERM
         yield
         return
 
-    def end(signum: int, frame: FrameType | None) -> None:
+    def raise_interrupted(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(f"{label}: stopped while it was measured")
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, raise_interrupted)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGTERM, previous_handler)

@@ -1,4 +1,4 @@
-"""A study as a grid of training runs: datasets x splits x draws of mixed images x methods."""
+"""A study: training runs of datasets x splits x draws of mixed images x methods."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,28 +11,28 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from semix.calib.check import check_launch, check_parts, check_settings
+from semix.calib.check import check_launch, check_modules, check_settings
 from semix.calib.config import Criterion, Seeds, TrainConfig
 from semix.data.errors import NOT_SHOWN, InputError
 from semix.data.settings import Settings, load_settings, whole_path
 
 T = TypeVar("T")
 PostHoc = Literal["scaled", "ets", "vector", "svs", "sms", "isotonic"]
-FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")  # no dots, so that --set reaches inside
-NAMED = ("loss", "method", "model")  # their other keys are parameters of the part of that name
-MIXED = "mixed"  # below a study's folder: the mixed datasets that it makes
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")  # no dots, which --set takes for separators
+COMPONENT_SECTIONS = ("loss", "method", "model")  # each has a name and its parameters
+MIXED = "mixed"  # folder of the mixed datasets that a study makes
 
-Overrides = dict[str, Any]  # settings of a training run or a build, nested or by dotted names
+Overrides = dict[str, Any]  # of settings of a training run or build: nested, or with dotted names
 
 
 class DatasetConfig(Settings):
-    """One dataset: settings that differ from `base` for every method."""
+    """One dataset, as settings that override `base` for every method."""
 
     overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
 
 
 class GridChoice(Settings):
-    """How each replicate chooses a grid combination, by means over its seeds on validation."""
+    """How to choose a grid combination in each replicate, by validation means over its seeds."""
 
     by: Criterion = Field("nll", description="the measure whose best mean is taken")
     match: str | None = Field(
@@ -49,7 +49,7 @@ class GridChoice(Settings):
 
 
 class MethodConfig(Settings):
-    """One method: settings that differ from `base`, and the labels of its results."""
+    """One method, as settings that override `base`, and the labels of its results."""
 
     name: str | None = Field(None, min_length=1, description="in tables; none: as its key")
     mixed: bool | str = Field(
@@ -74,7 +74,7 @@ class MethodConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _has_a_grid_to_choose_from(self) -> Self:
+    def _check_grid(self) -> Self:
         if self.chosen and not self.grid:
             raise ValueError("`chosen` selects combinations of `grid`; give a grid")
         if self.grid and self.post_hoc:
@@ -85,9 +85,9 @@ class MethodConfig(Settings):
 class StudyConfig(Settings):
     """A grid of training runs and the table that compares them.
 
-    A cell's settings are `base`, overridden by its dataset, its method, its method on that
-    dataset, and its combination of the method's grid. Keys are nested, or dotted names; a loss,
-    model or method of another name replaces the whole section.
+    The settings of a cell are `base`, overridden in turn by its dataset, its method, its method on
+    that dataset, and its combination of the method's grid. Keys may be nested or dotted names. A
+    loss, model or method with another name replaces the whole section.
     """
 
     name: str = Field(min_length=1, description="title of the tables")
@@ -124,20 +124,20 @@ class StudyConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _draws_something(self) -> Self:
+    def _check_needs_builds(self) -> Self:
         if not self.builds and (self.draws or self.standins):
             raise ValueError("`draws` and `standins` need mixed datasets; name some in `builds`")
         return self
 
     @field_validator("datasets", "methods", "builds")
     @classmethod
-    def _are_folders(cls, keyed: dict[str, T]) -> dict[str, T]:
-        for key in keyed:
-            if not FOLDER.fullmatch(key):
+    def _check_folder_names(cls, by_key: dict[str, T]) -> dict[str, T]:
+        for key in by_key:
+            if not FOLDER_NAME.fullmatch(key):
                 raise ValueError(f"{key!r} names a folder: use letters, digits, _, - and + only")
-        if len({key.lower() for key in keyed}) != len(keyed):  # one folder on some systems
+        if len({key.lower() for key in by_key}) != len(by_key):  # one folder on some systems
             raise ValueError("two keys differ only in upper and lower case")
-        return keyed
+        return by_key
 
 
 # Cells
@@ -148,10 +148,10 @@ class Cell:
     """One training run of a study, with its settings.
 
     Attributes:
-        split, draw: of its replicate; None if the study sets none, or for runs on real images
-            alone, which no draw changes.
-        point: its combination of the method's grid, as a part of its folder; "" without one.
-        build: key of the mixed dataset that the study makes for it.
+        split, draw: seeds of its replicate; None if the study sets none. A run on real images alone
+            has no draw.
+        point: its combination of the method's grid, as in the name of its folder; "" without grid.
+        build: key of the mixed dataset that the study makes for it; None if it makes none.
     """
 
     dataset: str
@@ -164,17 +164,17 @@ class Cell:
 
     @property
     def replicate(self) -> str:
-        """Folder of its replicate, whose runs may share a first stage."""
+        """The name of its replicate, whose runs may share a first stage."""
         return replicate_name(self.dataset, self.split, self.draw)
 
     @property
     def name(self) -> str:
-        """Also its folder below that of the study."""
+        """The cell's name, which is also its folder in that of the study."""
         return f"{self.replicate}/{'+'.join(filter(None, (self.method, self.point)))}"
 
     @property
     def stage(self) -> str:
-        """The stage that is the method's result."""
+        """The stage whose result is that of the method: the last one."""
         return "base" if self.config.head is None else "head"
 
     def run(self, out: Path) -> Path:
@@ -183,20 +183,20 @@ class Cell:
 
 def replicate_name(dataset: str, split: int | None, draw: int | None) -> str:
     """`digits-split0-draw2`."""
-    parts = {"split": split, "draw": draw}
-    texts = [f"{what}{seed}" for what, seed in parts.items() if seed is not None]
-    return "-".join([dataset, *texts])
+    seeds = {"split": split, "draw": draw}
+    parts = [f"{kind}{seed}" for kind, seed in seeds.items() if seed is not None]
+    return "-".join([dataset, *parts])
 
 
 def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
-    """Every cell, replicate by replicate, methods in the order of the study.
+    """All cells of a study, replicate by replicate, with methods in the order of the study.
 
     Args:
-        out: the study's folder, below which its mixed datasets are made.
+        out: the study's folder, in which its mixed datasets are made.
     Raises:
-        InputError: a baseline, dataset, build or row that does not exist, two rows of one name,
-            mixed images that a method cannot have, different bins, or settings that no training
-            run accepts.
+        InputError: a baseline, dataset, build or row does not exist, two rows have the same name, a
+            method has mixed images where it must not or none where it must, cells have different
+            numbers of bins, or no training run accepts the settings.
     """
     _check_methods(study)
     cells = [
@@ -214,10 +214,10 @@ def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
         for draw in draws_of(study, method)
         for point in points_of(method)
     ]
-    first: dict[str, Cell] = {}
+    first_cells: dict[str, Cell] = {}
     for cell in cells:
-        other = first.setdefault(cell.dataset, cell)
-        bins, others = (each.config.evaluation.bins for each in (cell, other))
+        other = first_cells.setdefault(cell.dataset, cell)
+        bins, others = (c.config.evaluation.bins for c in (cell, other))
         if bins != others:
             remedy = f"{other.name} has {others}; errors of different bins cannot be compared"
             raise InputError(f"{cell.name}: evaluation.bins", bins, remedy)
@@ -228,32 +228,33 @@ def check_cells(cells: Sequence[Cell]) -> None:
     """Refuse cells that cannot be trained, before any training begins.
 
     Raises:
-        InputError: the settings are invalid; the message begins with the cell's name.
+        InputError: settings are invalid; the message begins with the cell's name.
     """
     for cell in cells:
-        unbuilt = {"mixed": None} if cell.build is not None else {}  # need not exist yet
+        # A mixed dataset that the study builds may not exist yet.
+        changes = {"mixed": None} if cell.build is not None else {}
         with error_prefix(cell.name):
-            check_settings(cell.config.model_copy(update=unbuilt))
+            check_settings(cell.config.model_copy(update=changes))
             check_launch(cell.config, processes=1)
-    for cell in cells:  # torch is imported here
+    for cell in cells:  # afterwards, because this imports torch
         with error_prefix(cell.name):
-            check_parts(cell.config)
+            check_modules(cell.config)
 
 
 @contextmanager
 def error_prefix(prefix: str) -> Iterator[None]:
-    """Prefix the field of an InputError with a name, such as that of a cell."""
+    """Within this context, add a name, such as that of a cell, before the field of InputErrors."""
     try:
         yield
     except InputError as error:
         raise InputError(f"{prefix}: {error.field}", error.value, error.remedy) from None
 
 
-def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells with these names, in which `*` and `?` are wildcards; without names, all.
+def select_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """Select cells by patterns of names with wildcards `*` and `?`; without patterns, all cells.
 
     Raises:
-        InputError: no cell has such a name.
+        InputError: a pattern matches no cell.
     """
     for pattern in only:
         if not any(fnmatchcase(cell.name, pattern) for cell in cells):
@@ -266,7 +267,7 @@ def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     ]
 
 
-# Rows: what the tables show of the cells
+# Rows of the tables
 
 
 @dataclass(frozen=True)
@@ -274,8 +275,8 @@ class Point:
     """One combination of a method's grid.
 
     Attributes:
-        folder: part of the run's folder; "" without a grid.
-        choices: its name, axis by axis.
+        folder: its part of the name of the run's folder; "" without a grid.
+        choices: the name of the choice on each axis.
     """
 
     folder: str
@@ -284,13 +285,13 @@ class Point:
 
 
 def points_of(method: MethodConfig) -> list[Point]:
-    """Every combination of a method's grid, the last axis fastest; one without a grid."""
+    """All combinations of a method's grid, the last axis fastest; without a grid a single one."""
     points = []
-    for each in product(*(axis.items() for axis in method.grid.values())):
+    for combination in product(*(axis.items() for axis in method.grid.values())):
         overrides: Overrides = {}
-        for _, choice in each:
+        for _, choice in combination:
             overrides = merged(overrides, choice)
-        choices = tuple(name for name, _ in each)
+        choices = tuple(name for name, _ in combination)
         folder = "+".join(re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") for name in choices)
         points.append(Point(folder, choices, overrides))
     return points
@@ -301,9 +302,10 @@ class RowConfig:
     """A row of a study's tables.
 
     Attributes:
-        method: its key; points: folders of its combinations, of which `choice` takes one per
-            replicate; a single one without a choice.
-        kind: as trained, or a post-hoc calibration.
+        method: key of the method.
+        points: folders of its combinations, from which `choice` selects one in each replicate;
+            without a choice a single one.
+        kind: "plain" as trained, or a post-hoc calibration.
     """
 
     label: str
@@ -314,7 +316,7 @@ class RowConfig:
 
 
 def rows_of(study: StudyConfig) -> list[RowConfig]:
-    """Every row, method by method: as trained, post-hoc calibrated, then the chosen ones."""
+    """All rows, method by method: as trained, after post-hoc calibration, grid choices."""
     rows = []
     for key, method in study.methods.items():
         name, points = method.name or key, points_of(method)
@@ -335,7 +337,7 @@ def baseline_row(study: StudyConfig) -> str:
 
 
 def draws_of(study: StudyConfig, method: MethodConfig) -> tuple[int | None, ...]:
-    """Draws of mixed images on which a method is trained; (None,) if it uses none."""
+    """The draws of mixed images with which a method is trained; (None,) without mixed images."""
     return study.draws or (None,) if isinstance(method.mixed, str) else (None,)
 
 
@@ -347,17 +349,17 @@ def _check_methods(study: StudyConfig) -> None:
     for key, method in study.methods.items():
         for dataset in method.on:
             if dataset not in study.datasets:
-                known = ", ".join(study.datasets)
-                raise InputError(f"methods.{key}.on", dataset, f"choose one of {known}")
+                names = ", ".join(study.datasets)
+                raise InputError(f"methods.{key}.on", dataset, f"choose one of {names}")
         if isinstance(method.mixed, str) and method.mixed not in study.builds:
-            known = f"choose one of {', '.join(study.builds)}" if study.builds else "it has none"
-            raise InputError(f"methods.{key}.mixed", method.mixed, f"a key of `builds`; {known}")
+            names = f"choose one of {', '.join(study.builds)}" if study.builds else "it has none"
+            raise InputError(f"methods.{key}.mixed", method.mixed, f"a key of `builds`; {names}")
     rows = rows_of(study)
     _check_rows(rows)
     for label in (label for pair in study.contrasts for label in pair):
         if label not in (row.label for row in rows):
-            known = ", ".join(row.label for row in rows)
-            raise InputError("contrasts", label, f"no row has this name; choose from {known}")
+            names = ", ".join(row.label for row in rows)
+            raise InputError("contrasts", label, f"no row has this name; choose from {names}")
 
 
 def _check_rows(rows: Sequence[RowConfig]) -> None:
@@ -371,11 +373,11 @@ def _check_rows(rows: Sequence[RowConfig]) -> None:
                 raise InputError("methods", row.label, "two combinations would share a folder")
             folders.add(folder)
         for field in ("match", "of"):
-            named = getattr(row.choice, field, None)
-            if named is not None and named not in labels:
-                known = ", ".join(labels)
-                where = f"methods.{row.method}.chosen.{row.label}.{field}"
-                raise InputError(where, named, f"name an earlier row: {known}")
+            reference = getattr(row.choice, field, None)
+            if reference is not None and reference not in labels:
+                names = ", ".join(labels)
+                field_name = f"methods.{row.method}.chosen.{row.label}.{field}"
+                raise InputError(field_name, reference, f"name an earlier row: {names}")
         labels.append(row.label)
 
 
@@ -395,7 +397,8 @@ def _settings(
         for overrides in (config.overrides, config.on.get(dataset, {}), point.overrides):
             values = merged(values, overrides)
         if isinstance(config.mixed, str):
-            replicate_folder = replicate_name(_first_alike(study, dataset), split, draw)
+            images_of = _first_dataset_with_same_images(study, dataset)
+            replicate_folder = replicate_name(images_of, split, draw)
             url = whole_path(out / MIXED / f"{replicate_folder}-{config.mixed}")
             values = merged(values, {"mixed.url": url})
         if split is not None:
@@ -406,8 +409,8 @@ def _settings(
         return load_settings(TrainConfig, {**values, "name": name, "seeds": study.seeds})
 
 
-def _first_alike(study: StudyConfig, dataset: str) -> str:
-    """The first dataset with the same real images, as those share their mixed datasets."""
+def _first_dataset_with_same_images(study: StudyConfig, dataset: str) -> str:
+    """The first dataset with the same real images; such datasets share their mixed images."""
 
     def real(key: str) -> object:
         return merged(study.base, study.datasets[key].overrides).get("real")
@@ -428,27 +431,28 @@ def _check_overrides(values: Overrides, dataset: str, *, mixed: bool) -> None:
         raise InputError("mixed", "nothing", remedy)
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Overrides:
-    """`base` overridden by every value of `over`; neither is changed.
+def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> Overrides:
+    """Return `base` with the values of `overrides`; changes neither of them.
 
-    Mappings are merged, anything else is replaced; keys of `over` may be dotted names.
+    Sections are merged, any other value is replaced. Keys of `overrides` may be dotted names.
 
     Raises:
-        InputError: a key is not a text, or goes through a value that is not a section.
+        InputError: a key is not a string, or leads through a value that is not a section.
     """
     result = dict(base)
-    for key, value in _nested(over).items():
-        below = result.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
-            other = key in NAMED and value.get("name", below.get("name")) != below.get("name")
-            result[key] = dict(value) if other else merged(below, value)
+    for key, value in _nested(overrides).items():
+        section = result.get(key)
+        if isinstance(value, Mapping) and isinstance(section, Mapping):
+            name = section.get("name")
+            replaces = key in COMPONENT_SECTIONS and value.get("name", name) != name
+            result[key] = dict(value) if replaces else merged(section, value)
         else:
             result[key] = value
     return result
 
 
 def _nested(values: Mapping[str, Any]) -> Overrides:
-    """Dotted names as nested mappings."""
+    """Convert dotted names to nested mappings."""
     result: Overrides = {}
     for key, value in values.items():
         if not isinstance(key, str) or not all(key.split(".")):
@@ -458,8 +462,8 @@ def _nested(values: Mapping[str, Any]) -> Overrides:
         for section in sections:
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise InputError("overrides", key, f"{section} is a value and has no parts")
-        inner = _nested(value) if isinstance(value, Mapping) else value
-        both = isinstance(inner, dict) and isinstance(target.get(last), dict)
-        target[last] = merged(target[last], inner) if both else inner
+                raise InputError("overrides", key, f"{section} is a value and not a section")
+        nested_value = _nested(value) if isinstance(value, Mapping) else value
+        are_sections = isinstance(nested_value, dict) and isinstance(target.get(last), dict)
+        target[last] = merged(target[last], nested_value) if are_sections else nested_value
     return result

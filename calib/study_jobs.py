@@ -1,4 +1,4 @@
-"""Jobs of a study's slots, first stages that runs share, and reasons why runs failed."""
+"""Plan the jobs of a study, share first stages between runs, and record why runs failed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,52 +20,52 @@ from semix.data.files import read_json, write_json
 from semix.data.fingerprint import fingerprint
 from semix.data.settings import load_settings
 
-TRAINED_IN = "trained_in"  # in the metadata of a model copied from another run
+TRAINED_IN = "trained_in"  # key in the metadata of a model that was copied from another run
 FAILURE = "failure.json"
 
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one slot: some seeds of runs that share their first stage.
+    """What one slot trains at a time: some seeds of runs that share their first stage.
 
     Attributes:
-        runs: folders below that of the study; the first one trains the stage for the others.
-        seeds: all or some of the cells' seeds.
-        split: whether other jobs train the other seeds of these runs.
+        runs: folders in that of the study; the first run trains the first stage for the others.
+        seeds: all or some of the runs' seeds.
+        shares_runs: whether other jobs train the other seeds of these runs.
     """
 
     runs: tuple[str, ...]
     seeds: tuple[int, ...]
-    split: bool = False
+    shares_runs: bool = False
 
 
 def plan_jobs(cells: Sequence[Cell], *, slots: int) -> list[Job]:
-    """Jobs that fill the slots; the last runs are split by seeds if they are too few."""
+    """Plan jobs for all slots; if the last runs are too few for the slots, divide their seeds."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(f"{cell.replicate} {first_stage(cell.config)}", []).append(cell)
-    jobs, rest = [], len(groups) % slots
+    jobs, last_groups = [], len(groups) % slots
     for index, group in enumerate(groups.values()):
         seeds, runs = group[0].config.seeds, tuple(cell.name for cell in group)
-        whole = index < len(groups) - rest
-        parts = 1 if whole else min(len(seeds), -(-slots // rest))
-        jobs += [Job(runs, seeds[part::parts], parts > 1) for part in range(parts)]
+        whole = index < len(groups) - last_groups
+        num_parts = 1 if whole else min(len(seeds), -(-slots // last_groups))
+        jobs += [Job(runs, seeds[start::num_parts], num_parts > 1) for start in range(num_parts)]
     return jobs
 
 
 def first_stage(config: TrainConfig) -> str:
-    """Digest of all settings that determine the result of stage one."""
+    """Digest of all settings that influence the result of stage one."""
     return fingerprint({key: value for key, value in config.identity().items() if key != "head"})
 
 
-def take_over(run: Path, *, seed: int) -> Path | None:
-    """Copy the first stage of a sibling run with the same settings, if the seed was not begun.
+def copy_first_stage(run: Path, *, seed: int) -> Path | None:
+    """Copy the first stage of a sibling run with the same settings, unless the seed has begun.
 
-    The model file gets this run's digest, and names the run that trained it. The trainer then
-    finds the stage done, and refuses it if the data has changed since.
+    The copied model file gets this run's digest and the name of the run that trained it. The
+    trainer then finds that the stage is done, or refuses the file if the data has changed.
 
     Returns:
-        The run that trained it; None if the seed was begun, or no sibling matches.
+        The run that trained the stage; None if the seed has begun, or no sibling matches.
     """
     from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 
@@ -85,16 +85,16 @@ def take_over(run: Path, *, seed: int) -> Path | None:
 
 
 def _trained_on(sibling: Path, config: TrainConfig, *, digest: str | None) -> DataRecord | None:
-    """The data of a sibling, if its model has this digest and its first stage fits `config`."""
+    """The data of a sibling, if its model has this digest and is the first stage of `config`."""
     if digest is None or not ((sibling / CONFIG).is_file() and (sibling / DATA).is_file()):
         return None
     other = load_settings(TrainConfig, sibling / CONFIG)
     data = read_data(sibling)
-    same = first_stage(other) == first_stage(config) and digest == run_digest(other, data)
-    return data if same else None
+    matches = first_stage(other) == first_stage(config) and digest == run_digest(other, data)
+    return data if matches else None
 
 
-# Why a run failed: a small file in its folder
+# The reason why a run failed, in a file in its folder
 
 
 def note_failure(run: Path, reason: str, *, last_lines: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ def note_failure(run: Path, reason: str, *, last_lines: Sequence[str]) -> None:
 
     Args:
         reason: one line.
-        last_lines: the end of the trainer's output.
+        last_lines: the last lines of the trainer's output.
     """
     write_json(run / FAILURE, {"reason": reason, "last_lines": list(last_lines)})
 
@@ -112,6 +112,6 @@ def forget_failure(run: Path) -> None:
 
 
 def failure_of(run: Path) -> str | None:
-    """The reason; None if the run did not fail."""
+    """The reason why a run failed; None if it did not."""
     path = run / FAILURE
     return str(read_json(path)["reason"]) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""The table that compares the mixed datasets of a study, build by build."""
+"""The table of a study that compares its mixed datasets, one row per build."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +10,9 @@ from semix.calib.tables import Table, TableCell
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MIXED_FIGURES = "mixed.csv"  # below a study's folder
-# Titles, and decimals.
-OF_MIXED = {
+MIXED_CSV = "mixed.csv"  # in the folder of a study
+# Column of mixed.csv: title, and number of decimals.
+MIXED_MEASURES = {
     "stability": ("stability of the noises", 3),
     "candidates_stability": ("of all candidates", 3),
     "diversity": ("diversity", 4),
@@ -21,35 +21,37 @@ OF_MIXED = {
 }
 MIXED_NOTE = (
     "Means over splits and draws, ± sample standard deviation. Stability: cosine of an initial"
-    " noise and the one that inversion recovers. Diversity: 1 - cosine of CLIP features, over"
+    " noise and the noise that inversion recovers. Diversity: 1 - cosine of CLIP features, over"
     " pairs of series of the same classes at the same alpha. Changes are against the first row,"
     " with 95 % intervals over splits and draws."
 )
 
 
 def read_mixed(out: Path) -> "DataFrame | None":
-    """The study's figures of its mixed datasets; None if it made none."""
+    """Read the measures of the study's mixed datasets; None if it made none."""
     from pandas import read_csv
 
-    return read_csv(out / MIXED_FIGURES) if (out / MIXED_FIGURES).is_file() else None
+    return read_csv(out / MIXED_CSV) if (out / MIXED_CSV).is_file() else None
 
 
 def mixed_table(frame: "DataFrame") -> Table:
-    """Each build's means, and its changes against the first build of the dataset.
+    """The means of each build, and their changes against the first build of the dataset.
 
     Args:
-        frame: one line per mixed dataset: dataset, build, split, draw, and the figures of
-            OF_MIXED, empty if not measured.
+        frame: one row per mixed dataset, with columns dataset, build, split, draw, and those of
+            MIXED_MEASURES, empty if not measured.
     """
-    rows, first = [], dict[str, "DataFrame"]()
+    rows, first_builds = [], dict[str, "DataFrame"]()
     for (dataset, build), lines in frame.groupby(["dataset", "build"], sort=False):
-        base = first.setdefault(dataset, lines)
+        baseline = first_builds.setdefault(dataset, lines)
         cells = [
-            _cell(_by_unit(lines, key), None if base is lines else _by_unit(base, key), digits)
-            for key, (_, digits) in OF_MIXED.items()
+            _cell(
+                _by_unit(lines, key), None if baseline is lines else _by_unit(baseline, key), digits
+            )
+            for key, (_, digits) in MIXED_MEASURES.items()
         ]
         rows.append((f"{dataset}, {build}", cells))
-    return Table("", "", [title for title, _ in OF_MIXED.values()], rows)
+    return Table("", "", [title for title, _ in MIXED_MEASURES.values()], rows)
 
 
 def _by_unit(frame: "DataFrame", key: str) -> dict[Unit, list[float]]:
@@ -58,12 +60,12 @@ def _by_unit(frame: "DataFrame", key: str) -> dict[Unit, list[float]]:
     return {Unit(int(split), int(draw), 0): [value] for split, draw, value in units}
 
 
-def _cell(of_build: UnitValues, baseline: UnitValues | None, digits: int) -> TableCell:
-    if not of_build:
+def _cell(values: UnitValues, baseline: UnitValues | None, digits: int) -> TableCell:
+    if not values:
         return TableCell()
-    summary = Summary.of(value for [value] in of_build.values())
+    summary = Summary.of(value for [value] in values.values())
     note = "" if summary.sd is None else f"± {summary.sd:.{digits}f}"
-    change = compare(of_build, baseline) if baseline else None
+    change = compare(values, baseline) if baseline else None
     if change is not None and change.low is not None and change.high is not None:
         ends = f"[{change.low:+.{digits}f}, {change.high:+.{digits}f}]"
         note += f", change {change.change:+.{digits}f} {ends}"

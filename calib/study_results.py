@@ -1,4 +1,4 @@
-"""Results of a study: rows over all replicates, chosen ones among them, and comparisons."""
+"""Results of a study: rows over all replicates, grid choices, comparisons and ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,14 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from semix.calib.replicates import Comparison, Unit, UnitValues, compare, compare_all, corrected
+from semix.calib.replicates import (
+    Comparison,
+    Unit,
+    UnitValues,
+    compare,
+    compare_all,
+    with_corrected_p,
+)
 from semix.calib.results import (
     MEASURE,
     RANKED,
@@ -14,9 +21,9 @@ from semix.calib.results import (
     MethodResult,
     StageResult,
     Summary,
-    measured_seeds,
+    measures_in,
     ranks,
-    shown_in,
+    read_seed_results,
 )
 from semix.calib.study import (
     Cell,
@@ -30,21 +37,19 @@ from semix.calib.study import (
 from semix.calib.study_jobs import failure_of
 from semix.calib.tables import SCALED, Column
 
-Replicate = tuple[int, int | None]  # split, 0 where the study names none; draw
+Replicate = tuple[int, int | None]  # split (0 if the study names none) and draw
 CellKey = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate
 Results = Mapping[CellKey, Mapping[int, StageResult]]  # by seed
 
 
 def read_results(cells: Sequence[Cell], out: Path) -> Results:
-    """Every seed that is measured under the settings of its cell, except cells that failed.
-
-    A replicate chooses nothing before everything else in it is measured.
+    """Read every seed that was measured with the settings of its cell, but not of failed cells.
 
     Raises:
         InputError: a seed was trained under other settings.
     """
     return {
-        (cell.dataset, cell.method, cell.point, cell.split or 0, cell.draw): measured_seeds(
+        (cell.dataset, cell.method, cell.point, cell.split or 0, cell.draw): read_seed_results(
             cell.config, cell.run(out), stage=cell.stage
         )
         for cell in cells
@@ -54,15 +59,15 @@ def read_results(cells: Sequence[Cell], out: Path) -> Results:
 
 @dataclass(frozen=True)
 class StudyRow:
-    """A row on one dataset, over all its replicates.
+    """A row of a study on one dataset, over all replicates.
 
     Attributes:
-        chosen: the chosen combination by replicate; empty without a choice.
-        values: by column and unit; empty if nothing was measured.
+        chosen: the chosen combination of each replicate; empty if the row has no choice.
+        values: by column and unit; empty for a column that is not measured.
         complete: whether every seed of every replicate is measured.
-        rank: by ECE on this dataset; `mean_rank` over datasets and ranked measures. None unless
-            complete.
-        tests: by column, against the baseline; empty for the baseline.
+        rank: rank by ECE on this dataset; None unless complete.
+        mean_rank: mean rank over datasets and ranked measures; None unless complete on all.
+        tests: comparisons with the baseline, by column; empty for the baseline itself.
     """
 
     config: RowConfig
@@ -84,7 +89,7 @@ class StudyRow:
         return len(self.method.seeds)
 
     def summary(self, column: Column) -> Summary | None:
-        """Mean, and deviation over the means of replicates, or over the seeds of a single one."""
+        """Mean, and deviation over replicates' means, or over seeds if there is one replicate."""
         values = self.values.get(column.key)
         if not values:
             return None
@@ -97,20 +102,22 @@ class StudyRow:
 
 @dataclass(frozen=True)
 class DatasetTable:
-    """All rows of one dataset and split of its images; the baseline is among them.
+    """All rows of one dataset, on its test or validation images; the baseline is one of them.
 
     Attributes:
-        columns: on the original images; further: on corrupted and OOD images; tested: the columns
-            of both that are compared.
-        contrasts: comparisons that the study asks for, by new row and old.
-        bins: of the binned errors; images: number measured. None if nothing is measured yet.
+        columns: measures on the original images.
+        shifted_columns: measures on corrupted and OOD images.
+        tested_columns: those of both that are compared.
+        contrasts: further comparisons that the study asks for, by new row and old row.
+        bins: number of bins of binned measures; None if nothing is measured yet.
+        images: number of measured images; None if nothing is measured yet.
     """
 
     dataset: str
     split: EvalSplit
     columns: tuple[Column, ...]
-    further: tuple[Column, ...]
-    tested: tuple[Column, ...]
+    shifted_columns: tuple[Column, ...]
+    tested_columns: tuple[Column, ...]
     rows: tuple[StudyRow, ...]
     baseline: str
     contrasts: Mapping[tuple[str, str], Mapping[str, Comparison]]
@@ -132,7 +139,7 @@ TESTED = (
 
 
 def make_tables(study: StudyConfig, results: Results, split: EvalSplit) -> list[DatasetTable]:
-    """One table per dataset; mean ranks need every seed to be measured on every dataset."""
+    """One table per dataset; a row has a mean rank if all seeds are measured on all datasets."""
     tables = [_table(study, dataset, results, split) for dataset in study.datasets]
     all_ranks = [_ranks(table) for table in tables]
 
@@ -151,22 +158,22 @@ def make_tables(study: StudyConfig, results: Results, split: EvalSplit) -> list[
 
 def _table(study: StudyConfig, dataset: str, results: Results, split: EvalSplit) -> DatasetTable:
     on_test, baseline = split == "test", baseline_row(study)
-    columns = tuple(map(Column, shown_in("study"))) + (SCALED if on_test else ())
-    further = SHIFT + OOD if on_test else ()
-    rows = _rows(study, dataset, results, split, (*columns, *further))
-    known = {key for row in rows.values() for key, values in row.values.items() if values}
-    tested = tuple(column for column in TESTED if column.key in known)
+    columns = tuple(map(Column, measures_in("study"))) + (SCALED if on_test else ())
+    shifted_columns = SHIFT + OOD if on_test else ()
+    rows = _rows(study, dataset, results, split, (*columns, *shifted_columns))
+    measured_keys = {key for row in rows.values() for key, values in row.values.items() if values}
+    tested_columns = tuple(column for column in TESTED if column.key in measured_keys)
     stages = [stage for row in rows.values() for stage in row.method.seeds.values()]
     bins, images = (stages[0].bins, stages[0].images(split)) if stages else (None, None)
     return DatasetTable(
         dataset,
         split,
         columns,
-        tuple(column for column in further if column.key in known),
-        tested,
-        tuple(_tested(rows, baseline, tested, split)),
+        tuple(column for column in shifted_columns if column.key in measured_keys),
+        tested_columns,
+        tuple(_with_tests(rows, baseline, tested_columns, split)),
         baseline,
-        _contrasts(study, rows, tested) if on_test else {},
+        _contrasts(study, rows, tested_columns) if on_test else {},
         bins,
         images,
     )
@@ -189,9 +196,13 @@ def _rows(
             points: dict[Replicate, str | None] = dict.fromkeys(replicates, config.points[0])
             if config.choice is not None:
                 points = {}
-                for at in replicates:
-                    candidates = {key[2]: seeds for key, seeds in cells.items() if key[3:] == at}
-                    points[at] = _chosen(config, candidates, at, rows, study)
+                for replicate in replicates:
+                    candidates = {
+                        key[2]: seeds for key, seeds in cells.items() if key[3:] == replicate
+                    }
+                    points[replicate] = _select_on_validation(
+                        config, candidates, replicate, rows, study
+                    )
             units = {
                 Unit(*key[3:], seed): result
                 for key, seeds in cells.items()
@@ -200,58 +211,60 @@ def _rows(
             }
             method = MethodResult(config.label, "", Path(), units, kind=config.kind)
             values = {column.key: column_values(method, column, split) for column in columns}
-            chosen = {at: point for at, point in points.items() if point and config.choice}
+            chosen = {
+                replicate: point for replicate, point in points.items() if point and config.choice
+            }
             complete = len(units) == len(replicates) * len(study.seeds)
             rows[config.label] = StudyRow(config, method, chosen, values, complete)
     return rows
 
 
-def _chosen(
+def _select_on_validation(
     config: RowConfig,
     candidates: Mapping[str, Mapping[int, StageResult]],
-    at: Replicate,
+    replicate: Replicate,
     rows: Mapping[str, StudyRow],
     study: StudyConfig,
 ) -> str | None:
-    """The combination chosen on a replicate's validation images; None until all are measured."""
+    """Select a combination on a replicate's validation images; None until all are measured."""
     choice = config.choice
     assert choice is not None
-    against = [rows[choice.of or baseline_row(study)]] if choice.within is not None else []
-    against += [rows[choice.match]] if choice.match is not None else []
-    known = [_of_replicate(row, at) for row in against]
-    needed = [*candidates.values(), *known]
-    if not candidates or any(len(seeds) < len(study.seeds) for seeds in needed):
+    references = [rows[choice.of or baseline_row(study)]] if choice.within is not None else []
+    references += [rows[choice.match]] if choice.match is not None else []
+    reference_seeds = [_seeds_of_replicate(row, replicate) for row in references]
+    required = [*candidates.values(), *reference_seeds]
+    if not candidates or any(len(seeds) < len(study.seeds) for seeds in required):
         return None
-    means = {point: _validation(seeds) for point, seeds in candidates.items()}
-    return choose_point(choice, means, *map(_validation, known))
+    means = {point: _validation_means(seeds) for point, seeds in candidates.items()}
+    return select_combination(choice, means, *map(_validation_means, reference_seeds))
 
 
-def choose_point(
-    choice: GridChoice, means: Mapping[str, Mapping[str, float]], *against: Mapping[str, float]
+def select_combination(
+    choice: GridChoice, means: Mapping[str, Mapping[str, float]], *references: Mapping[str, float]
 ) -> str:
-    """The combination that a choice takes, the first of equal ones.
+    """Select a combination of a grid, the first one of equally good ones.
 
     Args:
-        means: by combination, measures on validation images.
-        against: measures of the row that `within` counts from, then of the row to `match`, if the
-            choice names them.
+        means: mean measures on validation images, by combination.
+        references: the same of the row that `within` refers to and of the row to `match`, in this
+            order, as far as the choice names them.
     """
     allowed = dict(means)
     if choice.within is not None:
-        least = against[0]["accuracy"] - choice.within
-        allowed = {point: mean for point, mean in means.items() if mean["accuracy"] >= least}
+        min_accuracy = references[0]["accuracy"] - choice.within
+        allowed = {point: mean for point, mean in means.items() if mean["accuracy"] >= min_accuracy}
         if not allowed:
             return max(means, key=lambda point: means[point]["accuracy"])
     if choice.match is not None:
-        confidence = against[-1]["confidence"]
+        confidence = references[-1]["confidence"]
         return min(allowed, key=lambda point: abs(allowed[point]["confidence"] - confidence))
     sign = -1 if choice.by == "accuracy" else 1
     return min(allowed, key=lambda point: sign * allowed[point][choice.by])
 
 
-def _of_replicate(row: StudyRow, at: Replicate) -> Mapping[int, StageResult]:
-    """A row's seeds in a replicate; those of its split if it uses no drawn images."""
-    split, draw = at
+def _seeds_of_replicate(row: StudyRow, replicate: Replicate) -> Mapping[int, StageResult]:
+    """A row's seeds in a replicate; of a row without mixed images, its seeds on the split."""
+    split, draw = replicate
     return {
         unit.seed: result
         for unit, result in row.method.seeds.items()
@@ -259,7 +272,7 @@ def _of_replicate(row: StudyRow, at: Replicate) -> Mapping[int, StageResult]:
     }
 
 
-def _validation(seeds: Mapping[int, StageResult]) -> dict[str, float]:
+def _validation_means(seeds: Mapping[int, StageResult]) -> dict[str, float]:
     measures = [measured.on_validation for measured in seeds.values()]
     return {key: fmean(each[key] for each in measures) for key in measures[0]}
 
@@ -268,9 +281,11 @@ def _validation(seeds: Mapping[int, StageResult]) -> dict[str, float]:
 
 
 def column_values(method: MethodResult, column: Column, split: EvalSplit) -> dict[Unit, float]:
-    """One value per unit; empty if the column is not measured for this row."""
-    of_the_network = column.part != "kinds" or column.scaled  # only on test images
-    if of_the_network and (split == "validation" or method.kind != "plain"):
+    """The value of each unit; empty if the column is not measured for this row."""
+    needs_test_images = (
+        column.part != "kinds" or column.scaled
+    )  # and exists for methods as trained only
+    if needs_test_images and (split == "validation" or method.kind != "plain"):
         return {}
     if column.part != "kinds":
         means = {unit: result.mean_of(column.part) for unit, result in method.seeds.items()}
@@ -279,7 +294,7 @@ def column_values(method: MethodResult, column: Column, split: EvalSplit) -> dic
 
 
 def column_resamples(method: MethodResult, column: Column, split: EvalSplit) -> UnitValues:
-    """The same on bootstrap resamples, if those are measured."""
+    """The values of each unit on bootstrap resamples; without resamples, its single value."""
     if column.part == "kinds" and column_values(method, column, split):
         return method.resamples(column.measure, "scaled" if column.scaled else None, split=split)
     return {unit: [value] for unit, value in column_values(method, column, split).items()}
@@ -288,8 +303,8 @@ def column_resamples(method: MethodResult, column: Column, split: EvalSplit) -> 
 # Comparisons and ranks
 
 
-def _tested(
-    rows: Mapping[str, StudyRow], baseline: str, tested: Sequence[Column], split: EvalSplit
+def _with_tests(
+    rows: Mapping[str, StudyRow], baseline: str, tested_columns: Sequence[Column], split: EvalSplit
 ) -> list[StudyRow]:
     others = [row for label, row in rows.items() if label != baseline]
     by_column = {
@@ -297,7 +312,7 @@ def _tested(
             {row.label: column_resamples(row.method, column, split) for row in others},
             column_resamples(rows[baseline].method, column, split),
         )
-        for column in tested
+        for column in tested_columns
     }
     return [
         replace(
@@ -309,11 +324,11 @@ def _tested(
 
 
 def _contrasts(
-    study: StudyConfig, rows: Mapping[str, StudyRow], tested: Sequence[Column]
+    study: StudyConfig, rows: Mapping[str, StudyRow], tested_columns: Sequence[Column]
 ) -> dict[tuple[str, str], dict[str, Comparison]]:
-    """The further comparisons of the study, corrected over all of them for each measure."""
+    """The contrasts of the study, with p-values corrected over all of them for each measure."""
     by_pair: dict[tuple[str, str], dict[str, Comparison]] = {pair: {} for pair in study.contrasts}
-    for column in tested:
+    for column in tested_columns:
         tests = {}
         for new, old in study.contrasts:
             test = compare(
@@ -321,16 +336,19 @@ def _contrasts(
             )
             if test is not None:
                 tests[new, old] = test
-        for pair, test in corrected(tests).items():
+        for pair, test in with_corrected_p(tests).items():
             by_pair[pair][column.key] = test
     return {pair: tests for pair, tests in by_pair.items() if tests}
 
 
 def _ranks(table: DatasetTable) -> dict[str, list[float]]:
-    """Ranks of the complete rows by each measure in RANKED, ECE first."""
+    """Ranks of the complete rows by each of the RANKED measures, of which ECE is the first."""
     complete = [row for row in table.rows if row.complete]
     by_measure = [
         ranks([fmean(row.values[measure.key].values()) for row in complete], measure)
         for measure in RANKED
     ]
-    return {row.label: [r[index] for r in by_measure] for index, row in enumerate(complete)}
+    return {
+        row.label: [row_ranks[index] for row_ranks in by_measure]
+        for index, row in enumerate(complete)
+    }

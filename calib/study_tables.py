@@ -1,4 +1,4 @@
-"""The tables of a study in every form, and the files of all values behind them."""
+"""Write the tables of a study in all formats, and files with all values behind them."""
 
 import gzip
 from collections import Counter
@@ -14,7 +14,7 @@ from semix.calib.results import (
     RANKED,
     StageResult,
     SummaryRecord,
-    merged_versions,
+    merge_versions,
     significant_change,
 )
 from semix.calib.run_folder import EVALUATION, Evaluation, is_measured
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 2
-IMPROVED = ("scaled", "sms")  # calibrators whose improvement of proper scores is shown
-STUDY = "study.json"
-VALUES, RESAMPLES = "values.csv", "resamples.csv.gz"
+CALIBRATORS = ("scaled", "sms")  # post-hoc calibration whose gain in proper scores is shown
+STUDY_JSON = "study.json"
+VALUES_CSV, RESAMPLES_CSV = "values.csv", "resamples.csv.gz"
 NOT_RUN = "not run yet"
-FIGURES = "figures"
+FIGURES_FOLDER = "figures"
 TESTED_KEYS = {column.key for column in TESTED}
-PARTS: tuple[Literal["shift", "ood"], ...] = ("shift", "ood")
-LATEX = r"""\documentclass{article}
+SHIFTED_IMAGES: tuple[Literal["shift", "ood"], ...] = ("shift", "ood")
+LATEX_PREAMBLE = r"""\documentclass{article}
 \usepackage[a4paper,landscape,margin=15mm]{geometry}
 \usepackage[utf8]{inputenc}
 \usepackage[T1]{fontenc}
@@ -60,12 +60,12 @@ LATEX = r"""\documentclass{article}
 def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str, object]:
     """Write study.md, study-validation.md, study.csv, study.tex, study.json and figures.
 
-    values.csv holds every measure of every seed, including combinations that were not chosen, and
-    resamples.csv.gz the tested measures on bootstrap resamples: from them every interval and
-    p-value of the tables can be computed again.
+    values.csv has every measure of every seed, also of combinations that were not chosen.
+    resamples.csv.gz has the tested measures on bootstrap resamples. From these two, every interval
+    and p-value of the tables can be computed again.
 
     Args:
-        cells: all cells, measured or not; the tables say which are not.
+        cells: all cells of the study; the tables list those that are not measured.
     Returns:
         The content of study.json.
     Raises:
@@ -75,9 +75,9 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
     finished, missing = split_by_status(cells, out)
     test, validation = (make_tables(study, results, split) for split in ("test", "validation"))
     records = {"test": table_records(test), "validation": table_records(validation)}
-    figures = draw(test, out)
-    versions = merged_versions(evaluation["versions"] for evaluation in finished.values())
-    facts = _sentence(finished, versions)
+    figures = draw_figures(test, out)
+    versions = merge_versions(evaluation["versions"] for evaluation in finished.values())
+    facts = _summary_of_runs(finished, versions)
     texts = {
         "study.md": markdown_document(
             study, test, missing=missing, figures=figures, facts=facts, mixed=read_mixed(out)
@@ -85,12 +85,12 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         "study-validation.md": markdown_document(study, validation, missing=missing, facts=facts),
         "study.csv": as_csv(records["test"]),
         "study.tex": latex_document(study, test, missing=missing),
-        VALUES: csv_text(value_frame(test), float_format="%.7g"),
+        VALUES_CSV: csv_text(value_frame(test), float_format="%.7g"),
     }
     for name, text in texts.items():
         write_atomically(out / name, text.encode())
     lines = csv_text(resample_frame(test), float_format="%.6g")
-    write_atomically(out / RESAMPLES, gzip.compress(lines.encode(), mtime=0))
+    write_atomically(out / RESAMPLES_CSV, gzip.compress(lines.encode(), mtime=0))
     record: dict[str, object] = {
         "schema": SCHEMA,
         "name": study.name,
@@ -107,14 +107,14 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         "figures": figures,
         "config": study.model_dump(mode="json"),
     }
-    write_json(out / STUDY, record)
+    write_json(out / STUDY_JSON, record)
     return record
 
 
 def split_by_status(
     cells: Sequence[Cell], out: Path
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """Evaluations of the measured cells, and for the others the reason, if it is known."""
+    """Evaluations of the measured cells; for the other cells, the reasons why they have none."""
     finished, missing = {}, {}
     for cell in cells:
         run = cell.run(out)
@@ -125,25 +125,25 @@ def split_by_status(
     return finished, missing
 
 
-def draw(tables: Sequence[DatasetTable], out: Path) -> list[str]:
+def draw_figures(tables: Sequence[DatasetTable], out: Path) -> list[str]:
     """Draw the figures of each dataset that has results; return their paths below `out`."""
     from semix.calib.figures import write_figures
 
     names = []
     for table in tables:
-        # Of a grid only the chosen combinations: dozens of rows would be unreadable.
+        # Of a grid only chosen combinations, because a figure of dozens of rows is unreadable.
         shown = [row for row in table.rows if row.config.choice or row.config.points == ("",)]
         measured = [row.method for row in shown if row.units]
         if measured:
-            names += write_figures(measured, out / FIGURES, dataset=table.dataset)
-    return [f"{FIGURES}/{name}" for name in names]
+            names += write_figures(measured, out / FIGURES_FOLDER, dataset=table.dataset)
+    return [f"{FIGURES_FOLDER}/{name}" for name in names]
 
 
 # Tables
 
 
 def measure_table(table: DatasetTable) -> Table:
-    """Means and deviations; the best mean of a column among complete rows."""
+    """Means and deviations; the best mean of a column is marked, among complete rows."""
 
     def rank_cells(row: StudyRow) -> list[TableCell]:
         ranked = (row.rank, row.mean_rank)
@@ -155,15 +155,15 @@ def measure_table(table: DatasetTable) -> Table:
     return Table("", "", titles, rows)
 
 
-def further_table(table: DatasetTable) -> Table:
-    """Measures on corrupted and OOD images, for the rows where they are measured."""
-    cells = _cells(table, table.further)
+def shifted_table(table: DatasetTable) -> Table:
+    """Measures on corrupted and OOD images, of the rows that have them."""
+    cells = _cells(table, table.shifted_columns)
     rows = [
         (_label(row), cells[row.label])
         for row in table.rows
-        if any(row.values[column.key] for column in table.further)
+        if any(row.values[column.key] for column in table.shifted_columns)
     ]
-    return Table("", "", [column.title for column in table.further], rows)
+    return Table("", "", [column.title for column in table.shifted_columns], rows)
 
 
 def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[TableCell]]:
@@ -185,7 +185,7 @@ def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[Tab
 def change_table(
     tested: Sequence[Column], rows: Sequence[tuple[str, Mapping[str, Comparison]]]
 ) -> Table:
-    """Changes with their intervals, and p-values corrected over the rows of this table."""
+    """Changes with their intervals, and p-values, corrected over the rows of this table."""
 
     def cells(column: Column, test: Comparison | None) -> list[TableCell]:
         if test is None:
@@ -204,16 +204,16 @@ def change_table(
 
 
 def baseline_changes(table: DatasetTable) -> Table:
-    return change_table(table.tested, [(_label(row), row.tests) for row in table.rows])
+    return change_table(table.tested_columns, [(_label(row), row.tests) for row in table.rows])
 
 
 def contrast_changes(table: DatasetTable) -> Table:
     rows = [(f"{new} against {old}", tests) for (new, old), tests in table.contrasts.items()]
-    return change_table(table.tested, rows)
+    return change_table(table.tested_columns, rows)
 
 
-def choices(table: DatasetTable) -> list[str]:
-    """One sentence per chosen row: its combinations, and how often each was chosen."""
+def choice_sentences(table: DatasetTable) -> list[str]:
+    """A sentence per row with a choice: the combinations, and how often each was chosen."""
     counted = {row.label: Counter(row.chosen.values()).most_common() for row in table.rows}
     return [
         f"{label}: {', '.join(f'{point} ({times})' for point, times in counts)}"
@@ -223,34 +223,38 @@ def choices(table: DatasetTable) -> list[str]:
 
 
 def _label(row: StudyRow) -> str:
-    """The row's name; if seeds are missing, with the number it has."""
+    """The row's label; if seeds are missing, with the number of measured classifiers."""
     return row.label if row.complete else f"{row.label} (n = {row.units})"
 
 
 def _p_values(test: Comparison) -> str:
-    """`0.012 (0.24)`."""
+    """p, and in brackets p corrected by Holm's method: `0.012 (0.24)`."""
     shown = ["<0.001" if p is not None and p < 0.001 else p for p in (test.p, test.p_holm)]
     texts = [f"{p:.3f}" if isinstance(p, float) else p for p in shown]
     return DASH if texts[0] is None else f"{texts[0]} ({texts[1]})"
 
 
 def verdicts(table: DatasetTable) -> list[str]:
-    """One sentence per comparison: what is better or worse, or why nothing can be said."""
+    """One sentence per comparison: measures that are better or worse, or why that is not known."""
     rows = [(row.label, table.baseline, row.tests) for row in table.rows if row.tests]
     rows += [(new, old, tests) for (new, old), tests in table.contrasts.items()]
     sentences = []
     for new, old, tests in rows:
         by_verdict: dict[str, list[str]] = {"better in": [], "worse in": []}
-        for column in table.tested:
+        for column in table.tested_columns:
             if (test := tests.get(column.key)) is not None:
                 verdict = significant_change(test, column.measure)
-                start = f"{verdict} in" if verdict else test.too_few and f"{test.too_few} of"
-                by_verdict.setdefault(start, []).append(column.title.removesuffix(" %"))
-        known = {start: names for start, names in by_verdict.items() if start and names}
-        parts = [f"{start} {', '.join(names)}" for start, names in known.items()]
+                verdict_text = f"{verdict} in" if verdict else test.too_few and f"{test.too_few} of"
+                by_verdict.setdefault(verdict_text, []).append(column.title.removesuffix(" %"))
+        nonempty = {
+            verdict_text: names
+            for verdict_text, names in by_verdict.items()
+            if verdict_text and names
+        }
+        blocks = [f"{verdict_text} {', '.join(names)}" for verdict_text, names in nonempty.items()]
         if not (by_verdict["better in"] or by_verdict["worse in"]):
-            parts.insert(0, "no significant difference")
-        sentences.append(f"{new} against {old}: {'; '.join(parts)}.")
+            blocks.insert(0, "no significant difference")
+        sentences.append(f"{new} against {old}: {'; '.join(blocks)}.")
     return sentences
 
 
@@ -266,46 +270,46 @@ def markdown_document(
     facts: str = "",
     mixed: "DataFrame | None" = None,
 ) -> str:
-    """The study as Markdown: missing cells, and tables and tests of each dataset.
+    """The study as Markdown: missing cells; tables and tests of each dataset.
 
     Args:
-        missing: the reason by cell.
-        figures: paths below the document's folder.
+        missing: cells that are not measured, with the reason.
+        figures: paths relative to the document's folder.
         facts: a sentence on the runs.
-        mixed: figures of the mixed datasets; see `mixed_table`.
+        mixed: measures of the mixed datasets; see `mixed_table`.
     """
     title = f"# {markdown_text(study.name)}: {tables[0].split} images"
-    parts = [title, markdown_text(study.description)]
+    blocks = [title, markdown_text(study.description)]
     if missing:
         lines = [f"- {markdown_text(cell)}: {markdown_text(why)}" for cell, why in missing.items()]
-        parts += ["**Incomplete.** These cells are not measured:", "\n".join(lines)]
+        blocks += ["**Incomplete.** These cells are not measured:", "\n".join(lines)]
     for table in tables:
         images = "" if table.images is None else f", {table.images:,} {table.split} images"
-        parts += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
-        if (further := further_table(table)).rows:
-            parts += ["Corrupted test images and OOD images:", as_markdown(further)]
-        wins = improvements([row.method for row in table.rows], IMPROVED)
-        if table.split == "test" and wins.rows:
-            parts += ["Relative decrease of proper scores by post-hoc calibration:"]
-            parts += [as_markdown(wins)]
-        if chosen := choices(table):
+        blocks += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
+        if (shifted := shifted_table(table)).rows:
+            blocks += ["Corrupted test images and OOD images:", as_markdown(shifted)]
+        gains = improvements([row.method for row in table.rows], CALIBRATORS)
+        if table.split == "test" and gains.rows:
+            blocks += ["Relative decrease of proper scores by post-hoc calibration:"]
+            blocks += [as_markdown(gains)]
+        if chosen := choice_sentences(table):
             lines = [f"- {markdown_text(line)}" for line in chosen]
-            parts += ["Chosen on validation (number of replicates):", "\n".join(lines)]
+            blocks += ["Chosen on validation (number of replicates):", "\n".join(lines)]
         if (tests := baseline_changes(table)).rows:
-            parts += [f"Against {markdown_text(table.baseline)}:", as_markdown(tests)]
+            blocks += [f"Against {markdown_text(table.baseline)}:", as_markdown(tests)]
         if (tests := contrast_changes(table)).rows:
-            parts += ["Further comparisons:", as_markdown(tests)]
+            blocks += ["Further comparisons:", as_markdown(tests)]
         if lines := verdicts(table):
             bullets = [f"- {markdown_text(line)}" for line in lines]
-            parts += ["Significant differences by 95 % intervals:", "\n".join(bullets)]
+            blocks += ["Significant differences by 95 % intervals:", "\n".join(bullets)]
     if mixed is not None:
-        parts += ["## Mixed images", MIXED_NOTE, as_markdown(mixed_table(mixed))]
-    parts += [legend(study, tables), markdown_text(facts), *(f"![]({path})" for path in figures)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        blocks += ["## Mixed images", MIXED_NOTE, as_markdown(mixed_table(mixed))]
+    blocks += [legend(study, tables), markdown_text(facts), *(f"![]({path})" for path in figures)]
+    return "\n\n".join(part for part in blocks if part) + "\n"
 
 
 def legend(study: StudyConfig, tables: Sequence[DatasetTable]) -> str:
-    """How to read the figures, in sentences."""
+    """Sentences that explain the tables."""
     bins = sorted({table.bins for table in tables if table.bins is not None})
     baseline = markdown_text(tables[0].baseline)
     ranked = ", ".join(measure.short for measure in RANKED)
@@ -343,22 +347,27 @@ def _replication(study: StudyConfig) -> str:
 def latex_document(
     study: StudyConfig, tables: Sequence[DatasetTable], *, missing: Mapping[str, str]
 ) -> str:
-    """A complete LaTeX document; each `tabular` can be copied out of it."""
-    parts = [LATEX, rf"\section*{{{latex_text(study.name)}}}"]
+    """A complete LaTeX document, from which each `tabular` can be copied."""
+    blocks = [LATEX_PREAMBLE, rf"\section*{{{latex_text(study.name)}}}"]
     if missing:
         cells = "; ".join(f"{latex_text(cell)}: {latex_text(why)}" for cell, why in missing.items())
-        parts.append(rf"\textbf{{Incomplete.}} Not measured: {cells}.")
+        blocks.append(rf"\textbf{{Incomplete.}} Not measured: {cells}.")
     for table in tables:
         bins = "" if table.bins is None else f"; {table.bins} bins"
         images = "" if table.images is None else f"{table.images} "
         caption = f"{table.dataset}, {images}{table.split} images{bins}. {_replication(study)}"
-        parts.append(_floating(measure_table(table), caption))
+        blocks.append(_floating(measure_table(table), caption))
         caption = f"{table.dataset}: change against {table.baseline} with 95 % intervals, and p,"
         caption += " uncorrected and Holm-corrected."
-        for tests, of in ((baseline_changes(table), caption), (contrast_changes(table), "")):
+        for tests, table_caption in (
+            (baseline_changes(table), caption),
+            (contrast_changes(table), ""),
+        ):
             if tests.rows:
-                parts.append(_floating(tests, of or f"{table.dataset}: further comparisons."))
-    return "\n\n".join([*parts, r"\end{document}"]) + "\n"
+                blocks.append(
+                    _floating(tests, table_caption or f"{table.dataset}: further comparisons.")
+                )
+    return "\n\n".join([*blocks, r"\end{document}"]) + "\n"
 
 
 def _floating(table: Table, caption: str) -> str:
@@ -378,8 +387,8 @@ class RowRecord(TypedDict):
     kind: str
     complete: bool
     summary: dict[str, SummaryRecord | None]  # by column
-    units: int  # trained classifiers
-    chosen: dict[str, int]  # combinations of the grid, and in how many replicates
+    units: int  # number of trained classifiers
+    chosen: dict[str, int]  # number of replicates by chosen combination
     rank: float | None
     mean_rank: float | None
     tests: dict[str, dict[str, float | str | None]]  # a `Comparison` by column
@@ -396,7 +405,7 @@ class TableRecord(TypedDict):
 
 
 def as_csv(records: Mapping[str, TableRecord]) -> str:
-    """The CSV of `table_records`, one line per dataset and row; empty if not measured."""
+    """`table_records` as CSV, one line per dataset and row; fields are empty if not measured."""
     from pandas import DataFrame
 
     lines = [
@@ -419,7 +428,7 @@ def _line(row: RowRecord, bins: int | None) -> dict[str, object]:
 
 
 def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
-    """Each row's summaries and tests, by dataset; the values are in `value_frame`."""
+    """Summaries and tests of each row, by dataset; `value_frame` has the single values."""
     return {
         table.dataset: {
             "bins": table.bins,
@@ -436,7 +445,7 @@ def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
 
 
 def _record(table: DatasetTable, row: StudyRow) -> RowRecord:
-    columns = (*table.columns, *table.further)
+    columns = (*table.columns, *table.shifted_columns)
     summaries = {column.key: row.summary(column) for column in columns}
     return {
         "method": row.label,
@@ -456,66 +465,75 @@ def _tests(tests: Mapping[str, Comparison]) -> dict[str, dict[str, float | str |
     return {key: asdict(test) for key, test in tests.items()}
 
 
-# Every value
+# All values
 
 
 def value_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
-    """One line per row, kind and classifier: every measure, unrounded."""
+    """All measures, unrounded: one line per row, kind of calibration and classifier."""
     from pandas import DataFrame
 
     return DataFrame(
         [
             {
-                **about,
+                **key_columns,
                 "temperature": result.temperature,
                 **result.kinds[kind],
-                **({} if kind != "plain" else _further(result)),
+                **({} if kind != "plain" else _shifted_measures(result)),
             }
-            for about, row, unit, kind in _lines(tables)
+            for key_columns, row, unit, kind in _units_with_keys(tables)
             if kind in (result := row.method.seeds[unit]).kinds
         ]
     )
 
 
-def _further(result: StageResult) -> dict[str, float]:
-    parts = {PREFIXES[part]: result.mean_of(part) for part in PARTS}
-    return {prefix + key: value for prefix, part in parts.items() for key, value in part.items()}
+def _shifted_measures(result: StageResult) -> dict[str, float]:
+    measures = {PREFIXES[values]: result.mean_of(values) for values in SHIFTED_IMAGES}
+    return {
+        prefix + key: value for prefix, values in measures.items() for key, value in values.items()
+    }
 
 
 def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
-    """One line per row, kind, classifier and bootstrap resample: the measures that are tested.
+    """Tested measures: one line per row, kind of calibration, classifier and bootstrap resample.
 
-    Those of corrupted and OOD images are the same for every resample.
+    Corrupted and OOD images are not resampled; their measures are the same in every line.
     """
     from pandas import DataFrame
 
     lines = []
-    for about, row, unit, kind in _lines(tables):
+    for key_columns, row, unit, kind in _units_with_keys(tables):
         resamples = {key: row.method.resamples(MEASURE[key], kind) for key in COMPARED_MEASURES}
-        sets = zip(*(values[unit] for values in resamples.values() if unit in values), strict=True)
-        further = _further(row.method.seeds[unit]) if kind == "plain" else {}
-        tested = {key: value for key, value in further.items() if key in TESTED_KEYS}
+        resampled_values = zip(
+            *(values[unit] for values in resamples.values() if unit in values), strict=True
+        )
+        shifted = _shifted_measures(row.method.seeds[unit]) if kind == "plain" else {}
+        tested = {key: value for key, value in shifted.items() if key in TESTED_KEYS}
         lines += [
-            {**about, "set": number, **dict(zip(resamples, values, strict=True)), **tested}
-            for number, values in enumerate(sets)
+            {**key_columns, "set": number, **dict(zip(resamples, values, strict=True)), **tested}
+            for number, values in enumerate(resampled_values)
         ]
     return DataFrame(lines)
 
 
-def _lines(
+def _units_with_keys(
     tables: Sequence[DatasetTable],
 ) -> Iterator[tuple[dict[str, object], StudyRow, Unit, str]]:
-    """The first columns of every line, with its row, unit and kind."""
+    """Yield the key columns of each line, and its row, unit and kind."""
     for table in tables:
         for row in table.rows:
             kinds = ("plain", "scaled") if row.config.kind == "plain" else (row.config.kind,)
             for unit, kind in product(row.method.seeds, kinds):
                 point = row.chosen.get((unit.split, unit.draw)) or row.config.points[0]
-                about = {"dataset": table.dataset, "row": row.label, "point": point, "kind": kind}
-                yield {**about, **unit._asdict()}, row, unit, kind
+                key_columns = {
+                    "dataset": table.dataset,
+                    "row": row.label,
+                    "point": point,
+                    "kind": kind,
+                }
+                yield {**key_columns, **unit._asdict()}, row, unit, kind
 
 
-def _sentence(finished: Mapping[str, Evaluation], versions: Mapping[str, str]) -> str:
+def _summary_of_runs(finished: Mapping[str, Evaluation], versions: Mapping[str, str]) -> str:
     if not finished:
         return ""
     minutes = sum(evaluation["seconds"] for evaluation in finished.values()) / 60

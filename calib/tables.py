@@ -1,4 +1,4 @@
-"""Tables of results: for the page and terminals, as Markdown, LaTeX and records."""
+"""Tables of results: in the terminal, as Markdown, LaTeX and CSV, and for the HTML page."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from semix.calib.results import (
     SummaryRecord,
     TableName,
     Values,
-    shown_in,
+    measures_in,
     significant_change,
 )
 from semix.calib.run_folder import KINDS, Shift
@@ -42,18 +42,18 @@ KIND_LABELS = {
     "isotonic": "+ isotonic regression",
 }
 PROPER = (NLL, MEASURE["brier"])
-PERCENT = Measure("share", "Share", "Share", (), percent=True)
+RELATIVE_DECREASE = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
-IMAGES = {"shift": "corrupted", "ood": "OOD"}  # in titles
-PREFIXES = {"kinds": "", "shift": "shift_", "ood": "foreign_"}  # of keys in files
+IMAGES_IN_TITLES = {"shift": "corrupted", "ood": "OOD"}
+PREFIXES = {"kinds": "", "shift": "shift_", "ood": "foreign_"}  # of measures, in files
 
 
 @dataclass(frozen=True)
 class Column:
-    """A measure of a row, as trained or after temperature scaling.
+    """A column of a table: a measure, as trained or after temperature scaling.
 
     Attributes:
-        part: which images: test, corrupted test, or out-of-distribution (OOD).
+        part: the images: "kinds" is test images, "shift" corrupted ones, "ood" OOD images.
     """
 
     measure: Measure
@@ -66,8 +66,8 @@ class Column:
 
     @property
     def title(self) -> str:
-        where = "" if self.part == "kinds" else f", {IMAGES[self.part]}"
-        return self.measure.short + (" + TS" if self.scaled else "") + where + self.measure.unit
+        images = "" if self.part == "kinds" else f", {IMAGES_IN_TITLES[self.part]}"
+        return self.measure.short + (" + TS" if self.scaled else "") + images + self.measure.unit
 
 
 SCALED = (Column(ECE, scaled=True), Column(NLL, scaled=True))
@@ -76,7 +76,7 @@ OVERVIEW = (Column(ACCURACY), Column(ECE), SCALED[0], Column(NLL), SCALED[1])
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell of a table: a figure, the note beside it, and whether it is the best."""
+    """One cell of a table: its text, a note behind it, and whether it is the best of its column."""
 
     text: str = DASH
     note: str = ""  # the standard deviation, or the interval of a difference
@@ -84,9 +84,10 @@ class TableCell:
 
     @classmethod
     def of(cls, measure: Measure, summary: Summary | None, best: str | None = None) -> "TableCell":
-        """
+        """The cell of a mean with its standard deviation.
+
         Args:
-            best: from `Measure.best`.
+            best: text of the best mean of the column, from `Measure.best`.
         """
         if summary is None:
             return cls()
@@ -99,11 +100,11 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of texts.
 
     Attributes:
-        note: printed below it.
-        columns: titles, without that of the labels.
+        note: printed below the table.
+        columns: titles of the columns, without that of the labels.
         rows: each a label and one cell per column.
     """
 
@@ -113,41 +114,41 @@ class Table:
     rows: Sequence[tuple[str, Sequence[TableCell]]]
 
 
-# Forms of a table
+# Formats of a table
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print without cutting a word or number, wider than a narrow screen if necessary."""
+    """Print a table without breaking words or numbers, even if it is wider than the terminal."""
     console = console or Console()
-    # Text, because rich may read markup in a method's name.
-    shown = RichTable(
-        title=_line(table.title) if table.title else None,
-        caption=_line(table.note),
+    # As Text: of strings, such as a method's name, rich would interpret markup.
+    printed = RichTable(
+        title=_printable_text(table.title) if table.title else None,
+        caption=_printable_text(table.note),
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    shown.add_column("", overflow="fold")
+    printed.add_column("", overflow="fold")
     texts = [
         [printable(str(cell)).replace(" ± ", "±") for cell in cells] for _, cells in table.rows
     ]
     for title, *column in zip(table.columns, *texts, strict=True):
         head = printable_line(title).replace(" + ", "\n+ ")
         width = max(len(line) for text in (head, *column) for line in text.splitlines())
-        shown.add_column(Text(head), justify="right", min_width=width, no_wrap=True)
+        printed.add_column(Text(head), justify="right", min_width=width, no_wrap=True)
     for (label, _), cells in zip(table.rows, texts, strict=True):
-        shown.add_row(_line(label), *map(Text, cells))
-    least = Measurement.get(console, console.options.update(width=10_000), shown).minimum
-    before, console.width = console.width, max(console.width, least)
-    console.print(shown)
-    console.width = before
+        printed.add_row(_printable_text(label), *map(Text, cells))
+    min_width = Measurement.get(console, console.options.update(width=10_000), printed).minimum
+    previous_width, console.width = console.width, max(console.width, min_width)
+    console.print(printed)
+    console.width = previous_width
 
 
-def _line(text: str) -> Text:
+def _printable_text(text: str) -> Text:
     return Text(printable_line(text))
 
 
 def csv_text(frame: "DataFrame", *, float_format: str | None = None) -> str:
-    """One line per row; text that a spreadsheet would read as a formula is quoted, figures not."""
+    """CSV, one line per row; strings that a spreadsheet would take for a formula are quoted."""
 
     def plain(cell: object) -> object:
         return spreadsheet_text(cell) if isinstance(cell, str) else cell
@@ -161,7 +162,7 @@ def csv_text(frame: "DataFrame", *, float_format: str | None = None) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """The table alone, without title and note."""
+    """The table as Markdown, without title and note."""
     right = ["right"] * len(table.columns)
     frame = _frame(table, markdown_text, bold="**{}**".format)
     text: str = frame.to_markdown(index=False, disable_numparse=True, colalign=["left", *right])
@@ -169,18 +170,18 @@ def as_markdown(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """A `tabular` of the package booktabs."""
+    """The table as a LaTeX `tabular`, for the package booktabs."""
     frame = _frame(table, latex_text, bold=r"\textbf{{{}}}".format)
     text: str = frame.to_latex(index=False, column_format="l" + "r" * len(table.columns))
     return text.rstrip()
 
 
 def latex_text(text: str) -> str:
-    """Escape a text for LaTeX."""
-    return printable(" ".join(text.split())).translate(LATEX)
+    """Escape a string for LaTeX."""
+    return printable(" ".join(text.split())).translate(LATEX_ESCAPES)
 
 
-LATEX = str.maketrans(
+LATEX_ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
@@ -201,11 +202,11 @@ def _frame(
 ) -> "DataFrame":
     from pandas import DataFrame
 
-    def shown(cell: TableCell) -> str:
+    def format_cell(cell: TableCell) -> str:
         text = escape(cell.text)
         return f"{bold(text) if cell.best else text} {escape(cell.note)}".rstrip()
 
-    lines = [[escape(label), *map(shown, cells)] for label, cells in table.rows]
+    lines = [[escape(label), *map(format_cell, cells)] for label, cells in table.rows]
     return DataFrame(lines, columns=[escape(title) for title in ("method", *table.columns)])
 
 
@@ -213,7 +214,7 @@ def _frame(
 
 
 class MethodRecord(TypedDict):
-    """A method as JSON, in fractions, not percent; only methods of equal `data` compare."""
+    """A method as JSON, in fractions; only methods with equal `data` can be compared."""
 
     method: str
     stage: str
@@ -237,68 +238,70 @@ def summary_table(methods: Sequence[MethodResult]) -> list[MethodRecord]:
             "seeds": len(method.seeds),
             "bins": method.bins,
             "temperature": method.temperature().record(),
-            "plain": {m.key: method.summary(m, "plain").record() for m in shown_in("page")},
-            "scaled": {m.key: method.summary(m, "scaled").record() for m in shown_in("page")},
+            "plain": {m.key: method.summary(m, "plain").record() for m in measures_in("page")},
+            "scaled": {m.key: method.summary(m, "scaled").record() for m in measures_in("page")},
         }
         for method in methods
     ]
 
 
 def overview(records: Sequence[MethodRecord]) -> Table:
-    """The table of accuracy, ECE and NLL, plain and scaled, from `summary_table`."""
-    rows = [(row["method"], [_recorded(row, column) for column in OVERVIEW]) for row in records]
-    note = f"mean ± standard deviation over seeds ({_each(row['seeds'] for row in records)}); TS:"
-    note += f" after temperature scaling; ECE: {_each(row['bins'] for row in records)} bins"
+    """Accuracy, and ECE and NLL as trained and after temperature scaling, of a `summary_table`."""
+    rows = [(row["method"], [_summary_cell(row, column) for column in OVERVIEW]) for row in records]
+    seeds = _join_distinct(row["seeds"] for row in records)
+    bins = _join_distinct(row["bins"] for row in records)
+    note = f"mean ± standard deviation over seeds ({seeds}); TS: after temperature scaling"
+    note += f"; ECE: {bins} bins"
     if len({row["data"] for row in records}) > 1:
         note += "; methods on different images do not compare"
     return Table("", note, [column.title for column in OVERVIEW], rows)
 
 
-def _recorded(row: MethodRecord, column: Column) -> TableCell:
+def _summary_cell(row: MethodRecord, column: Column) -> TableCell:
     summary = (row["scaled"] if column.scaled else row["plain"])[column.measure.key]
     return TableCell.of(column.measure, Summary(**summary))
 
 
-def _each(values: Iterable[int]) -> str:
+def _join_distinct(values: Iterable[int]) -> str:
     return " / ".join(sorted({str(value) for value in values}))
 
 
 @dataclass(frozen=True)
-class Line:
-    """A method as trained, or after temperature scaling, on the page."""
+class PageRow:
+    """A row on the HTML page: a method as trained, or after temperature scaling."""
 
     label: str
     kind: str
-    note: str  # "T = 1.52 ± 0.10" if it is scaled; why a difference is not trusted
+    note: str  # "T = 1.52 ± 0.10" after temperature scaling; or why a difference is not trusted
     cells: tuple[TableCell, ...]
 
 
-def comparison(methods: Sequence[MethodResult]) -> list[list[Line]]:
-    """Every measure of the page, two rows per method.
+def comparison(methods: Sequence[MethodResult]) -> list[list[PageRow]]:
+    """All measures of the page: for each method a row as trained and a row after scaling.
 
-    The best mean of a column is marked among the rows of one kind.
+    The best mean of a column is marked, separately among the rows of each kind.
     """
     best = {
         (measure, kind): measure.best(method.summary(measure, kind).mean for method in methods)
-        for measure in shown_in("page")
+        for measure in measures_in("page")
         for kind in MAIN_KINDS
     }
 
-    def line(method: MethodResult, kind: str) -> Line:
+    def line(method: MethodResult, kind: str) -> PageRow:
         fitted = method.temperature()
         sd = "" if fitted.sd is None else f" ± {fitted.sd:.2f}"
         note = f"T = {fitted.mean:.2f}{sd}" if kind == "scaled" else ""
         cells = (
             TableCell.of(measure, method.summary(measure, kind), best[measure, kind])
-            for measure in shown_in("page")
+            for measure in measures_in("page")
         )
-        return Line(method.label, MAIN_KINDS[kind], note, tuple(cells))
+        return PageRow(method.label, MAIN_KINDS[kind], note, tuple(cells))
 
     return [[line(method, kind) for kind in MAIN_KINDS] for method in methods]
 
 
-def differences(methods: Sequence[MethodResult]) -> list[list[Line]]:
-    """Mean difference to the first method over shared seeds, with its interval."""
+def differences(methods: Sequence[MethodResult]) -> list[list[PageRow]]:
+    """Mean differences to the first method over shared seeds, with intervals."""
     baseline, *others = methods
 
     def cell(test: Comparison | None, measure: Measure) -> TableCell:
@@ -307,21 +310,21 @@ def differences(methods: Sequence[MethodResult]) -> list[list[Line]]:
         note = f"{interval_text(test, measure)} {significant_change(test, measure)}".strip()
         return TableCell(measure.text(test.change, signed=True), note)
 
-    def line(method: MethodResult, kind: str) -> Line:
+    def line(method: MethodResult, kind: str) -> PageRow:
         tests = {
             measure: compare(method.resamples(measure, kind), baseline.resamples(measure, kind))
-            for measure in shown_in("page")
+            for measure in measures_in("page")
         }
-        # All measures have the same seeds, so that one note serves the whole line.
-        why = next((test.too_few for test in tests.values() if test and test.too_few), "")
+        # All measures have the same seeds, so the note holds for the whole row.
+        reason = next((test.too_few for test in tests.values() if test and test.too_few), "")
         cells = tuple(cell(test, measure) for measure, test in tests.items())
-        return Line(method.label, MAIN_KINDS[kind], why, cells)
+        return PageRow(method.label, MAIN_KINDS[kind], reason, cells)
 
     return [[line(method, kind) for kind in MAIN_KINDS] for method in others]
 
 
 def interval_text(test: Comparison, measure: Measure) -> str:
-    """`[-0.95, -0.41]`; empty without an interval."""
+    """The interval of a comparison: `[-0.95, -0.41]`; empty if it has none."""
     if test.low is None or test.high is None:
         return ""
     ends = ", ".join(measure.text(end, signed=True) for end in (test.low, test.high))
@@ -332,9 +335,9 @@ def interval_text(test: Comparison, measure: Measure) -> str:
 
 
 def details(methods: Sequence[MethodResult]) -> list[Table]:
-    """Every post-hoc calibration, with intervals; corrupted and OOD images.
+    """Post-hoc calibration, selective prediction, conformal sets, corrupted and OOD images.
 
-    A method is in a table if all its seeds have those figures.
+    A method is in a table if all of its seeds have the measures; empty tables are left out.
     """
     tables = (
         _kinds(methods),
@@ -348,21 +351,21 @@ def details(methods: Sequence[MethodResult]) -> list[Table]:
 
 
 def _kinds(methods: Sequence[MethodResult]) -> Table:
-    measures = shown_in("run")
+    measures = measures_in("run")
     rows = [
         (f"{method.label} {label}".rstrip(), [_with_interval(method, m, kind) for m in measures])
         for method in methods
         for kind, label in KIND_LABELS.items()
         if method.each("kinds", kind)
     ]
-    seeds = _each(len(method.seeds) for method in methods)
+    seeds = _join_distinct(len(method.seeds) for method in methods)
     note = f"Mean ± standard deviation over seeds ({seeds}), {methods[0].bins} bins"
     note += "; AECE: bins of equal count, cwECE: mean over classes"
     note += "; post-hoc calibration is fitted on validation images"
     if any(method.each("intervals") for method in methods):
         note += ". In brackets 95 % bootstrap intervals, limits averaged over seeds: what another "
         note += "test set of this size would change, not another training"
-    return Table("Post-hoc calibration", f"{note}.", _titles(measures), rows)
+    return Table("Post-hoc calibration", f"{note}.", _column_titles(measures), rows)
 
 
 def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCell:
@@ -378,15 +381,20 @@ def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCe
 
 
 def improvements(methods: Sequence[MethodResult], kinds: Sequence[str] = KINDS[1:]) -> Table:
-    """The relative improvement of the proper scores by each post-hoc calibration."""
+    """The relative decrease of proper scores by each kind of post-hoc calibration."""
 
-    def taken_off(method: MethodResult, measure: Measure, kind: str) -> TableCell:
-        before, after = method.values(measure, "plain"), method.values(measure, kind)
-        shares = Summary.of(1 - after[seed] / before[seed] for seed in after if before[seed])
-        return TableCell(PERCENT.spread(shares))
+    def relative_decrease(method: MethodResult, measure: Measure, kind: str) -> TableCell:
+        uncalibrated, calibrated = method.values(measure, "plain"), method.values(measure, kind)
+        decreases = Summary.of(
+            1 - calibrated[seed] / uncalibrated[seed] for seed in calibrated if uncalibrated[seed]
+        )
+        return TableCell(RELATIVE_DECREASE.spread(decreases))
 
     rows = [
-        (f"{method.label} {KIND_LABELS[kind]}", [taken_off(method, m, kind) for m in PROPER])
+        (
+            f"{method.label} {KIND_LABELS[kind]}",
+            [relative_decrease(method, m, kind) for m in PROPER],
+        )
         for method in methods
         for kind in kinds
         if method.each("kinds", kind) and method.kind == "plain"
@@ -409,59 +417,64 @@ def _selective(methods: Sequence[MethodResult]) -> Table:
     note = "The most confident test images first. AUGRC: errors among the k most confident, over "
     note += "all images; vECE: a lower bound of the calibration error, by recalibrating with other "
     note += "test images; it can be below zero by chance."
-    return _spreads("Selective prediction", note, "selective", rows)
+    return _means_table("Selective prediction", note, "selective", rows)
 
 
 def _conformal(methods: Sequence[MethodResult]) -> Table:
     rows = [
-        (f"{method.label}, {score.upper()}", [sets[score] for sets in of_seeds])
+        (f"{method.label}, {score.upper()}", [sets[score] for sets in sets_by_seed])
         for method in methods
-        if (of_seeds := method.each("conformal"))
-        for score in of_seeds[0]
+        if (sets_by_seed := method.each("conformal"))
+        for score in sets_by_seed[0]
     ]
     note = "Sets of classes that should hold the true one for nine images in ten, calibrated on "
     note += "validation images after temperature scaling; APS and RAPS are not randomised and "
     note += "cover more."
-    return _spreads("Conformal sets", note, "conformal", rows)
+    return _means_table("Conformal sets", note, "conformal", rows)
 
 
 def _shift(methods: Sequence[MethodResult]) -> Table:
     by_label = {method.label: method.each("shift") for method in methods}
-    rows = [(label, [shift["mean"] for shift in each]) for label, each in by_label.items() if each]
-    kinds = {_shift_words(shift) for each in by_label.values() for shift in each}
-    note = f"Mean over {' / '.join(sorted(kinds))}; TS: the temperature of the clean validation "
-    return _spreads("Corrupted test images", f"{note}images.", "shift", rows)
+    rows = [
+        (label, [shift["mean"] for shift in shifts]) for label, shifts in by_label.items() if shifts
+    ]
+    descriptions = {_describe_shift(shift) for shifts in by_label.values() for shift in shifts}
+    note = f"Mean over {' / '.join(sorted(descriptions))}; TS: the temperature of the clean "
+    return _means_table("Corrupted test images", f"{note}validation images.", "shift", rows)
 
 
 def _ood(methods: Sequence[MethodResult]) -> Table:
     rows = [
-        (f"{method.label}, {'mean over sets' if name == 'mean' else name}", [o[name] for o in each])
+        (
+            f"{method.label}, {'mean over sets' if name == 'mean' else name}",
+            [ood[name] for ood in ood_by_seed],
+        )
         for method in methods
-        if (each := method.each("ood"))
-        for name in each[0]
+        if (ood_by_seed := method.each("ood"))
+        for name in ood_by_seed[0]
     ]
     note = "How well the largest probability, or the entropy, separates test images from those of "
     note += "other datasets. FPR95: share of OOD images accepted where 95 % of the test images are."
-    return _spreads("Out-of-distribution (OOD) images", note, "ood", rows)
+    return _means_table("Out-of-distribution (OOD) images", note, "ood", rows)
 
 
-def _spreads(
+def _means_table(
     title: str, note: str, table: TableName, rows: Iterable[tuple[str, Sequence[Values]]]
 ) -> Table:
-    """Means and deviations over seeds of the measures that this table shows."""
-    measures = shown_in(table)
-    shown = [
+    """A table of means and deviations over seeds, of the measures that are shown in `table`."""
+    measures = measures_in(table)
+    printed = [
         (label, [TableCell.of(m, Summary.of(seed[m.key] for seed in seeds)) for m in measures])
         for label, seeds in rows
     ]
-    return Table(title, note, _titles(measures), shown)
+    return Table(title, note, _column_titles(measures), printed)
 
 
-def _titles(measures: Sequence[Measure]) -> list[str]:
+def _column_titles(measures: Sequence[Measure]) -> list[str]:
     return [measure.short + measure.unit for measure in measures]
 
 
-def _shift_words(shift: Shift) -> str:
+def _describe_shift(shift: Shift) -> str:
     severities = next(iter(shift["corruptions"].values())).keys() - {"mean"}
     return (
         f"{len(shift['corruptions'])} corruptions x {len(severities)} severities of "

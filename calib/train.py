@@ -1,4 +1,4 @@
-"""Train the seeds of a run, each through its stages, resuming where it stopped."""
+"""Train and measure the seeds of a run, stage by stage; resumes what was interrupted."""
 
 import argparse
 import signal
@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
-from semix.calib.check import check, check_shares, require_trackers
+from semix.calib.check import check_config, check_shares, require_trackers
 from semix.calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from semix.calib.config import TrainConfig
 from semix.calib.evaluate import evaluate_seed, write_evaluation
@@ -20,7 +20,7 @@ from semix.calib.features import check_memory
 from semix.calib.loop import CHECKPOINT, Diverged, Trainer, TrainingStage
 from semix.calib.models.complexity import complexity
 from semix.calib.network import load_classifier
-from semix.calib.parameters import one_of
+from semix.calib.parameters import require_one_of
 from semix.calib.processes import (
     broadcast_from_main,
     leave_group,
@@ -35,11 +35,11 @@ from semix.calib.run_folder import (
     LINEAGE,
     MODEL,
     check_stored_settings,
-    measured_seed,
     pin_data,
     pinned_index,
+    read_seed_evaluation,
     run_digest,
-    seed_evaluation,
+    seed_evaluation_path,
     seed_folder,
     seed_lock,
     stale_evaluations,
@@ -79,52 +79,53 @@ def train_run(
 
     Args:
         device: auto, cpu or cuda; cuda requires a GPU.
-        only: train only these seeds; other processes may train the rest at the same time, and the
+        only: train only these seeds; other processes may train the others at the same time. The
             process that measures the last seed writes the run's `evaluation.json`.
-        stop: called after every step; True writes a checkpoint and raises Interrupted.
+        stop: called after every step; if it returns true, a checkpoint is written and Interrupted
+            is raised.
     Raises:
-        InputError: settings or data that cannot be trained, a missing GPU, or a folder of another
-            run, or with links in it.
+        InputError: the settings or data cannot be trained, the GPU is missing, or the folder
+            belongs to another run or has links in it.
         Interrupted: `stop` returned true.
-        Diverged: a loss or weight became NaN or infinite; the last checkpoint stays.
+        Diverged: a loss or weight is NaN or infinite; the last checkpoint is kept.
     """
     require_own_files("run", run)
     config = load_settings(TrainConfig, run / CONFIG)
-    check(config)
+    check_config(config)
     for seed in only:
-        one_of("--seeds", str(seed), [str(each) for each in config.seeds])
+        require_one_of("--seeds", str(seed), [str(each) for each in config.seeds])
     require_trackers(config.trackers)
     accelerator = make_accelerator(config, run, device=device)
     check_shares(config, accelerator.num_processes)
-    todo = broadcast_from_main(lambda: unfinished_seeds(config, run), accelerator)
+    unfinished = broadcast_from_main(lambda: unfinished_seeds(config, run), accelerator)
     index = broadcast_from_main(lambda: mixed_index(config, run), accelerator)
     data = open_data(config, pinned=index, compare_splits=False)
     images = len(data.real.train)
-    check_shares(config, accelerator.num_processes, images=images)
+    check_shares(config, accelerator.num_processes, num_images=images)
     check_memory(config, images=images, num_classes=data.num_classes)
     prepare(data, accelerator, allowed=config.real.allow_overlap)
     if accelerator.is_main_process:
         pin_data(data.record, run)
         write_lineage(data, run)
-        if todo:
+        if unfinished:
             print_complexity(config, data.num_classes)
     for seed in only or config.seeds:
-        if seed in todo:
+        if seed in unfinished:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
         elif accelerator.is_main_process:
             print_line(f"{config.name} seed {seed}: done already")
     remeasure_stale(config, data, run, accelerator=accelerator)
-    measured = all(seed_evaluation(run, seed).is_file() for seed in config.seeds)
-    if accelerator.is_main_process and measured:
+    all_measured = all(seed_evaluation_path(run, seed).is_file() for seed in config.seeds)
+    if accelerator.is_main_process and all_measured:
         evaluation = write_evaluation(config, data, run)
         print_line(f"{config.name}: measured in {run / EVALUATION}")
         for warning in evaluation["warnings"]:
             print_line(f"warning: {warning}")
-    wait_for_all(accelerator)  # whoever launched any of them can read the evaluation
+    wait_for_all(accelerator)  # when any process ends, the evaluation exists
 
 
 def print_complexity(config: TrainConfig, num_classes: int) -> None:
-    """Print the network's cost per image, and a warning if its stem does not fit the images."""
+    """Print the network's cost per image; warn if its stem does not suit the size of the images."""
     cost = complexity(config, num_classes)
     print_line(f"{config.name}: {cost}")
     if cost.remedy:
@@ -132,7 +133,7 @@ def print_complexity(config: TrainConfig, num_classes: int) -> None:
 
 
 def write_lineage(data: TrainingData, run: Path) -> None:
-    """Write `lineage.json`, every shard that the run depends on, if it reads mixed images."""
+    """Write `lineage.json`, the shards on which the run depends, if it uses mixed images."""
     path = run / LINEAGE
     if data.mixed is None or path.is_file():
         return
@@ -144,7 +145,7 @@ def write_lineage(data: TrainingData, run: Path) -> None:
 
 
 def mixed_index(config: TrainConfig, run: Path) -> str | None:
-    """The index that every process must open: the one that this run began with, or the newest."""
+    """The mixed dataset's index for all processes: this run's, or the newest for a new run."""
     if config.mixed is None:
         return None
     return pinned_index(run) or Root(config.mixed.url).indices()[-1]
@@ -153,7 +154,7 @@ def mixed_index(config: TrainConfig, run: Path) -> str | None:
 def remeasure_stale(
     config: TrainConfig, data: TrainingData, run: Path, *, accelerator: Accelerator
 ) -> None:
-    """Measure again seeds that were measured under other settings, once all are trained."""
+    """Once all seeds are measured, measure those again that were measured with other settings."""
     for seed in broadcast_from_main(lambda: stale_evaluations(config, run), accelerator):
         with interrupt_on_sigterm(f"{config.name} seed {seed}"):
             evaluate_seed(
@@ -171,7 +172,7 @@ def train_seed(
     accelerator: Accelerator,
     stop: ShouldStop,
 ) -> None:
-    """Train one seed through its stages, from its latest checkpoint if it has one; measure it."""
+    """Train the stages of one seed, from its latest checkpoint if it has one, and measure it."""
     folder, digest = seed_folder(run, seed), run_digest(config, data.record)
     label = f"{config.name} seed {seed}"
     settings = config.model_dump(mode="json")
@@ -180,14 +181,14 @@ def train_seed(
         label=label,
         config=config.identity(),
         digest=digest,
-        every=config.checkpoint_every,
+        checkpoint_every=config.checkpoint_every,
         accelerator=accelerator,
         stop=stop,
         tracking=Tracking(accelerator, folder, label=label, settings=settings),
     )
-    main = accelerator.is_main_process
-    with seed_lock(folder, label=label, stop=stop) if main else nullcontext():
-        wait_for_all(accelerator)  # files that others wrote while we waited are used
+    is_main = accelerator.is_main_process
+    with seed_lock(folder, label=label, stop=stop) if is_main else nullcontext():
+        wait_for_all(accelerator)  # files that another training wrote in the meantime are used
         train_stages(trainer, config, data, seed=seed)
         with interrupt_on_sigterm(label):
             evaluate_seed(
@@ -211,8 +212,8 @@ def train_stages(trainer: Trainer, config: TrainConfig, data: TrainingData, *, s
         if not broadcast_from_main(lambda: is_exported(folder / MODEL, digest), accelerator):
             base = BaseStage(config, data, seed=seed, accelerator=accelerator)
             train_stage(trainer, base, checkpoint, folder / MODEL)
-        done = broadcast_from_main(lambda: is_exported(folder / HEAD, digest), accelerator)
-        if config.head is not None and not done:
+        has_head = broadcast_from_main(lambda: is_exported(folder / HEAD, digest), accelerator)
+        if config.head is not None and not has_head:
             network = load_classifier(folder.parent, seed).network
             head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
             train_stage(trainer, head, checkpoint, folder / HEAD)
@@ -221,9 +222,9 @@ def train_stages(trainer: Trainer, config: TrainConfig, data: TrainingData, *, s
 def train_stage(
     trainer: Trainer, stage: TrainingStage, checkpoint: Checkpoint | None, path: Path
 ) -> None:
-    """Train a stage to its end and export what it has learnt."""
-    own = checkpoint is not None and checkpoint.state["stage"] == stage.name
-    trainer.run(stage, checkpoint if own else None)
+    """Train a stage to its end and export the selected weights."""
+    is_of_stage = checkpoint is not None and checkpoint.state["stage"] == stage.name
+    trainer.run(stage, checkpoint if is_of_stage else None)
     if trainer.accelerator.is_main_process:
         stage.export(path, digest=trainer.digest)
     wait_for_all(trainer.accelerator)
@@ -238,35 +239,35 @@ def unfinished_seeds(config: TrainConfig, run: Path) -> set[int]:
     """Seeds that are not measured yet.
 
     Raises:
-        InputError: a seed was begun under other settings.
+        InputError: a seed has begun with other settings.
     """
-    todo = set()
+    unfinished = set()
     for seed in config.seeds:
-        done = measured_seed(run, seed)
-        if done is not None:
-            check_stored_settings(done["config"], config.identity(), run)
+        evaluation = read_seed_evaluation(run, seed)
+        if evaluation is not None:
+            check_stored_settings(evaluation["config"], config.identity(), run)
             continue
-        todo.add(seed)
+        unfinished.add(seed)
         checkpoint = latest_checkpoint(seed_folder(run, seed) / CHECKPOINT)
         if checkpoint is not None:
             check_stored_settings(checkpoint.state["config"], config.identity(), run)
-    return todo
+    return unfinished
 
 
 def make_accelerator(config: TrainConfig, run: Path, *, device: str = "auto") -> Accelerator:
-    """Raises InputError: a GPU that is not there, or the device cannot train in that precision."""
+    """Raises InputError if the GPU is missing, or the device cannot train in this precision."""
     resolve_device(device)
-    # Stage one averages the batch norms' statistics after each epoch. The default, to broadcast
-    # those of the first process before each forward pass, would discard the others.
+    # Stage one averages the statistics of batch norms over processes after each epoch. By default,
+    # those of the first process would be broadcast before each forward pass and replace the others.
     plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
-    # torch has renamed this argument; accelerate does not know the new name.
+    # torch has renamed this argument, but accelerate still uses the old name.
     warnings.filterwarnings("ignore", r"`broadcast_buffers` is deprecated", FutureWarning)
     try:
         accelerator = Accelerator(
             mixed_precision=config.mixed_precision,
             log_with=list(config.trackers) or None,
             project_dir=str(run),
-            # Without a GPU, processes form a group only with cpu=True; else each trains alone.
+            # Without a GPU, processes form a group only with cpu=True; else each would train alone.
             cpu=device == "cpu" or not torch.accelerator.is_available(),
             kwargs_handlers=[plain_buffers],
         )
@@ -282,29 +283,29 @@ def make_accelerator(config: TrainConfig, run: Path, *, device: str = "auto") ->
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = parser().parse_args(arguments)
-    terminated = watch_for_termination()
+    should_stop = watch_for_termination()
     try:
         run, only = options.config.parent, options.seeds
-        train_run(run, device=options.device, only=only, stop=terminated)
+        train_run(run, device=options.device, only=only, stop=should_stop)
     except InputError as error:
         print_line(f"error: {error}", file=sys.stderr)
         return INPUT_ERROR
     except Diverged as error:
         print_line(f"diverged: {error}", file=sys.stderr)
         return _leave(DIVERGED)
-    except Interrupted as stopped:
-        print_line(f"interrupted: {stopped}; the same command goes on", file=sys.stderr)
+    except Interrupted as error:
+        print_line(f"interrupted: {error}; the same command goes on", file=sys.stderr)
         return _leave(TERMINATED)
     except Exception as error:
         print_traceback()
-        first = next(iter(str(error).splitlines()), "")
-        print_line(f"crashed: {type(error).__name__}: {first}", file=sys.stderr)
-        return CRASHED  # other processes may wait in a collective: the launcher ends them
+        first_line = next(iter(str(error).splitlines()), "")
+        print_line(f"crashed: {type(error).__name__}: {first_line}", file=sys.stderr)
+        return CRASHED  # others may wait in a collective, until the launcher ends them
     return _leave(0)
 
 
 def _leave(status: int) -> int:
-    """Leave the process group, as all processes ended alike; bad input may end only some."""
+    """Leave the process group: called where all processes end, unlike after an InputError."""
     leave_group()
     return status
 

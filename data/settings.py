@@ -26,7 +26,7 @@ MAX_REPEATED = 1 << 20
 
 
 class Settings(BaseModel):
-    """Base of every settings model: frozen, unknown keys refused, no silent conversions."""
+    """Base of every settings model: frozen; refuses unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -150,7 +150,10 @@ def _unknown(kind: type[Settings], keys: Sequence[str], *, known: Sequence[str])
 
 
 def _same_name_elsewhere(kind: type[BaseModel], keys: Sequence[str]) -> list[str]:
-    """Dotted paths of settings of the same name in other sections, the shortest first."""
+    """Dotted paths of settings of the same name in other sections: settings before parameters.
+
+    Of each kind, the shortest paths come first.
+    """
     known = sorted(_paths(kind, parameters=False), key=_depth)
     known += sorted(_paths(kind, parameters=True), key=_depth)
     paths = [path for path in dict.fromkeys(known) if path.split(".")[-1] == keys[-1]]
@@ -253,23 +256,25 @@ def read_config_file(source: str | Path) -> dict[str, Any]:
     Raises:
         InputError: no such file or no permission, not YAML, too much repetition, not settings.
     """
+    name = shown(str(source))  # a query may be a secret
     content = _content(str(source))
     try:
-        values = read_yaml(_text(content, source))
+        values = read_yaml(_text(content, name))
     except ValueError as error:
-        raise InputError("config", source, f"cannot be read as YAML: {error}") from None
+        raise InputError("config", name, f"cannot be read as YAML: {error}") from None
     if not isinstance(values, dict):
-        raise InputError("config", source, "must hold `key: value` lines")
+        raise InputError("config", name, "must hold `key: value` lines")
     return values
 
 
-def _text(content: bytes, source: str | Path) -> str:
+def _text(content: bytes, name: str) -> str:
+    """Decode the content of a file; errors show its name."""
     try:
         return content.decode()
     except UnicodeDecodeError:
         remedy = "is not text in UTF-8, but perhaps a picture or an archive"
         remedy += "; give the path or URL of a YAML file"
-        raise InputError("config", source, remedy) from None
+        raise InputError("config", name, remedy) from None
 
 
 def read_yaml(text: str) -> Any:

@@ -25,7 +25,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from semix.calib.config import TrainConfig
 from semix.calib.results import MethodResult
-from semix.calib.run_folder import HISTORY, seed_evaluation, seed_folder
+from semix.calib.run_folder import HISTORY, seed_evaluation_path, seed_folder
 from semix.data.contact_sheet import (
     HARD,
     contact_sheet,
@@ -152,7 +152,7 @@ def training_progress(settings: TrainConfig, run: Path) -> tuple[float, str]:
     A measured seed counts in full, even if it ended early.
     """
     epochs = settings.epochs + (settings.head.epochs if settings.head else 0)
-    measured = [seed for seed in settings.seeds if seed_evaluation(run, seed).is_file()]
+    measured = [seed for seed in settings.seeds if seed_evaluation_path(run, seed).is_file()]
     trained = {seed: _epochs(seed_folder(run, seed) / HISTORY) for seed in settings.seeds}
     done = sum(epochs if seed in measured else trained[seed] for seed in settings.seeds)
     text = f"{len(measured)} of {len(settings.seeds)} seeds measured"

@@ -16,8 +16,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
-from semix.calib.check import check as check_config
-from semix.calib.check import check_launch
+from semix.calib.check import check_config, check_launch
 from semix.calib.config import TrainConfig
 from semix.calib.features import check_memory as check_features
 from semix.calib.models.complexity import complexity

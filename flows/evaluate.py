@@ -9,9 +9,9 @@ from semix.calib.config import TrainConfig
 from semix.calib.run_folder import (
     EVALUATION,
     Evaluation,
-    evaluation_beside,
+    other_evaluation_path,
+    require_trained,
     stored_settings,
-    trained_run,
 )
 from semix.data.errors import InputError
 from semix.data.files import read_json, require_own_files
@@ -113,7 +113,7 @@ def prepare_evaluation(
 ) -> PreparedEvaluation:
     """Check settings and paths of an evaluation. Raises InputError."""
     require_own_files("run", run)
-    run_config = trained_run(run)
+    run_config = require_trained(run)
     config = stored_settings(run, overrides)
     _check_overrides(run_config, config, overrides)
     names, size = class_names(config.real), config.real.image_size
@@ -129,7 +129,7 @@ def _output_path(run: Path, to: str | Path, run_config: TrainConfig, config: Tra
     """The file to write. Raises InputError for an existing file of another kind."""
     own_path, same_settings = run / EVALUATION, config.evaluation == run_config.evaluation
     if not to:
-        return own_path if same_settings else evaluation_beside(run, config)
+        return own_path if same_settings else other_evaluation_path(run, config)
     path = output_file("--to", to)
     if path == own_path and not same_settings:
         remedy = "holds the evaluation under the run's own settings; name another file"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from semix.calib.run_folder import CONFIG, check_same_config, claim_run, is_measured, is_run
-from semix.calib.study import Cell, StudyConfig, cells_of, check_cells, choose
-from semix.calib.study_tables import STUDY, write_study
+from semix.calib.study import Cell, StudyConfig, cells_of, check_cells, select_cells
+from semix.calib.study_tables import STUDY_JSON, write_study
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.imagefolder import check_outside_images
@@ -77,7 +77,7 @@ def study(
         slots=slots or 0,
         only=list(only),
     )
-    record: dict[str, Any] = read_json(out / STUDY)
+    record: dict[str, Any] = read_json(out / STUDY_JSON)
     return record
 
 
@@ -116,8 +116,8 @@ def prepare_study(
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
         for cell in cells:
             check_outside_images(cell.config.real.path, out)
-        store.require_empty_or_own("study", own=STUDY)
-    todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
+        store.require_empty_or_own("study", own=STUDY_JSON)
+    todo = [c for c in select_cells(cells, only) if not is_measured(c.config, c.run(out))]
     for cell in cells:  # the tables show all of them
         check_same_config(cell.config, cell.run(out))
     check_writable("out", out)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from semix.calib.study import Cell, StudyConfig, error_prefix, merged
-from semix.calib.study_mixed import MIXED_FIGURES
+from semix.calib.study_mixed import MIXED_CSV
 from semix.calib.tables import csv_text
 from semix.data.files import write_atomically
 from semix.data.formats import PLAN
@@ -195,4 +195,4 @@ def write_mixed_csv(plans: Sequence[MixedPlan], out: Path) -> None:
     from pandas import DataFrame
 
     lines = [{**plan.axes, **quality_metrics(Root(plan.url))} for plan in plans]
-    write_atomically(out / MIXED_FIGURES, csv_text(DataFrame(lines)).encode())
+    write_atomically(out / MIXED_CSV, csv_text(DataFrame(lines)).encode())

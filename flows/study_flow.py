@@ -19,11 +19,11 @@ from semix.calib.run_folder import CONFIG, is_measured
 from semix.calib.study import Cell, StudyConfig
 from semix.calib.study_jobs import (
     Job,
+    copy_first_stage,
     failure_of,
     forget_failure,
     note_failure,
     plan_jobs,
-    take_over,
 )
 from semix.calib.study_tables import write_study
 from semix.data.settings import load_settings
@@ -272,7 +272,7 @@ def train_run(
     name = f"{run.parent.name}/{run.name}"
     try:
         for seed in job.seeds:
-            if sibling := take_over(run, seed=seed):
+            if sibling := copy_first_stage(run, seed=seed):
                 log.info("%s seed %d: takes over the first stage of %s", name, seed, sibling.name)
         outcome, reason = _launch(run, job, slots=slots, environment=environment, stop=stop)
     except Exception as error:  # a damaged file of one run must not end the slot
@@ -294,7 +294,7 @@ def _launch(
         reasons.extend(exit_reason(line))
         log.info("%s: %s", name, line)
 
-    seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
+    seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.shares_runs else []
     device: Device = "cuda" if environment else "auto"
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         launcher = write_launcher(settings_of(run), Path(folder), Machines(device=device))

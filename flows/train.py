@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semix.calib.check import check_launch, check_parts, check_settings
+from semix.calib.check import check_launch, check_modules, check_settings
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import CONFIG, check_same_config, claim_run, is_measured, is_run
 from semix.data.errors import InputError
@@ -106,7 +106,7 @@ def prepare_training(
     if is_measured(settings, folder):
         return PreparedTraining(settings, folder, measured=True)
     check_writable("out", folder)
-    check_parts(settings)
+    check_modules(settings)
     return PreparedTraining(settings, folder, measured=False)
 
 

@@ -190,10 +190,13 @@ def _download(repository: str, name: str, revision: str | None) -> str:
 
 def _note_activation(config: EncoderConfig, tag: Mapping[str, object]) -> None:
     """Give open_clip's warning about a tag, which it gives only if it downloads the weights."""
-    model, tag_has_it = open_clip.get_model_config(config.model), tag.get("quick_gelu", False)
-    if tag_has_it != model.get("quick_gelu", False):
+    model, tag_has_quick_gelu = (
+        open_clip.get_model_config(config.model),
+        tag.get("quick_gelu", False),
+    )
+    if tag_has_quick_gelu != model.get("quick_gelu", False):
         text = "%s: %s was trained with%s QuickGELU, unlike this model; features are a little off"
-        log.warning(text, config.model, config.pretrained, "" if tag_has_it else "out")
+        log.warning(text, config.model, config.pretrained, "" if tag_has_quick_gelu else "out")
 
 
 def unsupported(settings: Preprocessing) -> str | None:

@@ -117,7 +117,7 @@ class BuildPlan:
     @property
     def is_complete(self) -> bool:
         """Whether all groups are known; similar pairs are unknown until they are drawn."""
-        return not (isinstance(self.sets, SimilarPairs) and self.sets.sets is None)
+        return not (isinstance(self.sets, SimilarPairs) and self.sets.pairs is None)
 
     @property
     def num_images(self) -> int:
@@ -179,20 +179,20 @@ class SampledSets:
 
 @dataclass(frozen=True)
 class SimilarPairs:
-    """Pairs drawn by similarity; `sets` is None until the prototypes are measured."""
+    """Pairs drawn by similarity; `pairs` is None until the prototypes are measured."""
 
     count: int
-    sets: tuple[tuple[int, ...], ...] | None = None
+    pairs: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, rank: int) -> tuple[int, ...]:
-        if self.sets is None:
+        if self.pairs is None:
             reason = "its pairs are drawn into pairs.json once prototypes are measured"
             remedy = f"{reason}; if that file is missing, `semix resume` draws them again"
             raise InputError("mixing.pairs.kind", "similar", remedy)
-        return self.sets[rank]
+        return self.pairs[rank]
 
 
 def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:

@@ -84,9 +84,9 @@ class PrototypeMeasurement:
     ) -> EncoderMeasurement:
         """Measure with one encoder; `field` names its settings in error messages."""
         content = encoder_content(identity)
-        for encoder in self.known.parts.values() if self.known else ():
-            if encoder_content(encoder.identity) == content:
-                return EncoderMeasurement(identity, encoder.measurement)
+        for known_measurement in self.known.parts.values() if self.known else ():
+            if encoder_content(known_measurement.identity) == content:
+                return EncoderMeasurement(identity, known_measurement.measurement)
         digest = self._digest(content)
         measurement = _read_cache(digest)
         if measurement is None:
@@ -127,7 +127,7 @@ class PrototypeMeasurement:
         log.info("prototypes: %d training images pass through %s", len(train), config.model)
         device = resolve_device(self.device)
         encoder = ClipEncoder(config, device=device, dtype=dtype, field=field)
-        chunks = FeatureChunks(
+        feature_chunks = FeatureChunks(
             train,
             lambda images: encoder.encode(images).cpu(),
             self.store,
@@ -136,7 +136,7 @@ class PrototypeMeasurement:
             batch=BATCH,
             heartbeat=EncodingProgress(len(train), self.heartbeat),
         )
-        return measure_features(chunks, len(names))
+        return measure_features(feature_chunks, len(names))
 
 
 @dataclass(frozen=True)
@@ -187,12 +187,12 @@ class FeatureChunks:
         return None
 
     def _encode_chunk(self, start: int, stop: int) -> Tensor:
-        chunks, position = [], start
+        batches, position = [], start
         for images in decoded(self.split, start, stop, batch=self.batch):
-            chunks.append(self.encode(images))
+            batches.append(self.encode(images))
             position += len(images)
             self.heartbeat(position)
-        features = torch.cat(chunks)
+        features = torch.cat(batches)
         is_bad = ~torch.isfinite(features).all(1)
         if is_bad.any():
             image = start + int(is_bad.nonzero()[0])

@@ -26,7 +26,8 @@ class BatchTiming:
     Attributes:
         images: generated images, without padding.
         seconds: from noise to CLIP features; encoding files and writing run beside the next batch.
-        build_seconds: estimated for all batches, and for selecting noise at the same cost per row.
+        build_seconds: estimated time of the whole build on one such device: generating all batches
+            and selecting their noise.
         tflop: of the batch; None where it cannot be counted.
     """
 
@@ -101,7 +102,7 @@ def _models(plan: BuildPlan, device: str) -> Models:
 
 def _with_pairs(plan: BuildPlan) -> BuildPlan:
     """The plan; if its similar pairs are not drawn yet, with an arbitrary pair in their place."""
-    if isinstance(plan.sets, SimilarPairs) and plan.sets.sets is None:
+    if isinstance(plan.sets, SimilarPairs) and plan.sets.pairs is None:
         return BuildPlan(plan.config, plan.class_names, similar=[(0, 1)] * plan.num_pairs)
     return plan
 

@@ -10,9 +10,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from benchmarks.accuracy_and_confidence import Result
 from benchmarks.gpu.bench import Bench, check_activations
 from benchmarks.head import train_in_loop
-from benchmarks.measure import Result
 from semix.calib.config import TrainConfig
 from semix.calib.network import Network
 from semix.calib.real_data import TrainingData
@@ -54,7 +54,7 @@ def our_stage(bench: Bench, config: TrainConfig, data: TrainingData, network: Ne
     stage = HeadStage(config, data, network=network, seed=0, accelerator=accelerator)
     for epoch in range(stage.epochs):
         stage.train_epoch(epoch)
-    check_activations(stage.views.of_epoch(0))
+    check_activations(stage.views.features_of_epoch(0))
 
 
 def loop_epoch(bench: Bench, config: TrainConfig, data: TrainingData, network: Network) -> float:
@@ -94,7 +94,7 @@ def frozen_network(config: TrainConfig, data: TrainingData, device: str) -> Netw
     """Random weights, and batch norms with statistics of images, so that no activation explodes."""
     torch.manual_seed(0)
     network = Network(config, CLASSES)
-    network.normalise.fit(data.train_pixels)
+    network.normalise.fit(data.train_histogram)
     network = network.to(device).to(memory_format=torch.channels_last).train()
     with torch.no_grad():
         for images in data.images("train").tensor[:5120].split(256):

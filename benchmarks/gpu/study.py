@@ -31,8 +31,8 @@ from typing import Any
 
 from semix.calib.run_folder import claim_run, is_measured
 from semix.calib.study import StudyConfig, cells_of, check_cells
-from semix.calib.study_jobs import Job, forget_failure, note_failure, plan_jobs, take_over
-from semix.calib.study_tables import VALUES, write_study
+from semix.calib.study_jobs import Job, copy_first_stage, forget_failure, note_failure, plan_jobs
+from semix.calib.study_tables import VALUES_CSV, write_study
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.settings import load_settings
@@ -186,7 +186,7 @@ class GpuStudy:
         from benchmarks.measure import Result, contents
 
         tables = write_study(self.study, self.cells, self.out)
-        values = pandas.read_csv(self.out / VALUES)
+        values = pandas.read_csv(self.out / VALUES_CSV)
         result = Result("study", f"{self.study.name}, {size}")
         result.figures = {
             "seconds": read_json(self.out / SECONDS),
@@ -203,8 +203,8 @@ class GpuStudy:
         for name in job.runs:
             run = self.out / name
             for seed in job.seeds:
-                take_over(run, seed=seed)
-            seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
+                copy_first_stage(run, seed=seed)
+            seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.shares_runs else []
             trainer = ["semix.calib.train", "--config", str(run / "config.json"), *seeds]
             forget_failure(run)
             try:

@@ -35,11 +35,11 @@ from semix.calib.run_folder import (
     Row,
     SeedEvaluation,
     StageName,
-    measured_seed,
     pinned_index,
     read_data,
+    read_seed_evaluation,
     run_digest,
-    seed_evaluation,
+    seed_evaluation_path,
     stored_settings,
 )
 from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
@@ -80,13 +80,13 @@ def evaluate_run(
     """
     config = config or stored_settings(run)
     weights = read_data(run).get("weights")
-    data = open_data(config, pinned=pinned_index(run), weights=weights, compare_splits=False)
+    data = open_data(config, pinned=pinned_index(run), weights_digest=weights, compare_splits=False)
     seeds = []
     for seed in config.seeds:
         trained = TrainedSeed(config, data, run, seed, torch.device(device))
         measured = measure_seed(trained, fresh=fresh)
         if beside is None:
-            write_json(seed_evaluation(run, seed), measured)
+            write_json(seed_evaluation_path(run, seed), measured)
         seeds.append(measured)
     evaluation = merged_evaluation(config, data, seeds)
     write_json(beside or run / EVALUATION, evaluation)
@@ -117,7 +117,7 @@ def evaluate_seed(
     trained = TrainedSeed(config, data, run, seed, device, accelerator)
     evaluation = measure_seed(trained, seconds=seconds, fresh=fresh)
     if trained.is_main:
-        write_json(seed_evaluation(run, seed), evaluation)
+        write_json(seed_evaluation_path(run, seed), evaluation)
 
 
 def measure_seed(
@@ -127,7 +127,7 @@ def measure_seed(
     started = time.perf_counter()
     config, data = trained.config, trained.data
     if seconds is None:
-        previous = measured_seed(trained.run, trained.seed)
+        previous = read_seed_evaluation(trained.run, trained.seed)
         seconds = previous.get("training_seconds", 0.0) if previous else 0.0
     names, size = data.real.class_names, config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
@@ -145,7 +145,7 @@ def measure_seed(
 
 def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Evaluation:
     """Merge the seeds' evaluations into the run's `evaluation.json`, which is written last."""
-    seeds = [read_json(seed_evaluation(run, seed)) for seed in config.seeds]
+    seeds = [read_json(seed_evaluation_path(run, seed)) for seed in config.seeds]
     evaluation = merged_evaluation(config, data, seeds)
     write_json(run / EVALUATION, evaluation)
     return evaluation
@@ -251,7 +251,7 @@ def _row(trained: TrainedSeed, stage: StageName, measures: Measures) -> Row:
 
 def _earlier_evaluation(trained: TrainedSeed) -> SeedEvaluation | None:
     """The earlier evaluation of the same weights, if there is one."""
-    evaluation = measured_seed(trained.run, trained.seed)
+    evaluation = read_seed_evaluation(trained.run, trained.seed)
     if evaluation is None or evaluation.get("schema") != SCHEMA:
         return None
     sources = {row["stage"]: row.get("source") for row in evaluation["rows"]}

@@ -22,7 +22,7 @@ from semix.data.device import float32_precision
 from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest, fingerprint
 
-Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `ImageSource.parts`
+Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `ImageSource.chunks`
 
 
 @torch.no_grad()
@@ -148,7 +148,7 @@ class TrainedSeed:
         tensors: dict[StageName, dict[str, Tensor]] = {stage: {} for stage in self.stages}
         for name in ("validation", "test"):
             split = getattr(self.data.real, name)
-            load = self.data.read(split).parts
+            load = self.data.read(split).chunks
             for stage, logits in self.predict(load, len(split), what=name).items():
                 tensors[stage][f"{name}_logits"] = logits
                 tensors[stage][f"{name}_targets"] = torch.from_numpy(split.targets)

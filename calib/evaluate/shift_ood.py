@@ -60,7 +60,7 @@ def measure_shift(
 def _corrupted(
     images: ImageSource, name: str, severity: int, indices: Sequence[Tensor]
 ) -> Generator[Tensor, None, None]:
-    with closing(images.parts(indices)) as chunks:
+    with closing(images.chunks(indices)) as chunks:
         for numbers, chunk in zip(indices, chunks, strict=True):
             first = int(numbers[0])
             yield torch.from_numpy(corrupt(chunk.numpy(), name, severity, seed=SEED, first=first))
@@ -72,8 +72,8 @@ def images_to_corrupt(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageS
     count = min(config.images or len(split), len(split))
     generator = torch.Generator().manual_seed(derived_seed(SEED, "shifted images"))
     indices = torch.randperm(len(split), generator=generator)[:count].sort().values.numpy()
-    data = trained.data
-    images = open_images(split.subset(indices), data.side, limit=data.memory, workers=data.workers)
+    data, limit = trained.data, trained.data.memory_limit
+    images = open_images(split.subset(indices), data.side, limit=limit, workers=data.workers)
     return images, torch.from_numpy(split.targets[indices])
 
 
@@ -109,7 +109,7 @@ def measure_ood(
     for name, config in datasets.items():
         split = load_real(config.model_copy(update={"image_size": size})).test
         split = in_grey(split) if config.grey else split
-        logits = trained.predict(trained.data.read(split).parts, len(split), what=name)
+        logits = trained.predict(trained.data.read(split).chunks, len(split), what=name)
         for stage, in_logits in test.items():
             metrics[stage][name] = {"images": len(split), **_separation(in_logits, logits[stage])}
     return {

@@ -22,7 +22,7 @@ from semix.calib.losses.smoothing import (
     LabelSmoothing,
     MarginLabelSmoothing,
 )
-from semix.calib.parameters import choose, construct
+from semix.calib.parameters import construct, look_up
 
 MixedLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -55,7 +55,7 @@ def build_loss(name: str, num_classes: int, **params: Any) -> RealLoss:
         InputError: an unknown name or parameter, or a value out of range.
     """
     return construct(
-        choose(REAL_LOSSES, name, field="loss.name"), num_classes, params=params, field="loss"
+        look_up(REAL_LOSSES, name, field="loss.name"), num_classes, params=params, field="loss"
     )
 
 
@@ -67,7 +67,7 @@ def build_training_loss(
     Args:
         num_samples: number of training images, the range of `indices`.
     """
-    kind = choose(REAL_LOSSES, name, field="loss.name")
+    kind = look_up(REAL_LOSSES, name, field="loss.name")
     if "num_samples" in inspect.signature(kind).parameters:
         params = {"num_samples": num_samples, **params}
     return build_loss(name, num_classes, **params)
@@ -79,4 +79,4 @@ def build_mixed_loss(name: str) -> MixedLoss:
     Raises:
         InputError: an unknown name.
     """
-    return choose(MIXED_LOSSES, name, field="mixed.loss")
+    return look_up(MIXED_LOSSES, name, field="mixed.loss")

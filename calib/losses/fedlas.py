@@ -12,7 +12,7 @@ from semix.calib.losses.smoothing import (
     excess_over_margin,
     uniform_cross_entropy,
 )
-from semix.calib.parameters import in_range, one_of
+from semix.calib.parameters import require_one_of, require_range
 
 EPS = 1e-3  # added to the deviation, as in the official code
 
@@ -58,10 +58,10 @@ class FeDLaS(RealLoss):
         variant: Variant,
     ) -> None:
         super().__init__()
-        in_range("loss.beta", beta, low=0, high=1e6, what="must be 0 or more")
-        in_range("loss.momentum", momentum, low=1e-6, high=1, what="must lie in (0, 1]")
-        one_of("loss.norm_start", norm_start, ("fixed", "first_batch"))
-        one_of("loss.variant", variant, ("code", "paper"))
+        require_range("loss.beta", beta, low=0, high=1e6, remedy="must be 0 or more")
+        require_range("loss.momentum", momentum, low=1e-6, high=1, remedy="must lie in (0, 1]")
+        require_one_of("loss.norm_start", norm_start, ("fixed", "first_batch"))
+        require_one_of("loss.variant", variant, ("code", "paper"))
         self.strength, self.beta, self.momentum = strength, beta, momentum
         self.norm_start, self.variant = norm_start, variant
         hidden = max(2, num_classes // 2)  # half of two or three classes would be a single unit
@@ -88,9 +88,9 @@ class FeDLaS(RealLoss):
         norms = _norms(logits, features)
         if self.training:
             self._update_statistics(norms)
-        gate, signed_score, smoothing = self._modulation(logits, norms)
+        psi, signed_score, smoothing = self._modulation(logits, norms)
         if self.training:
-            self.health.note(gate, signed_score, smoothing, correct=logits.argmax(1) == targets)
+            self.health.note(psi, signed_score, smoothing, correct=logits.argmax(1) == targets)
         logits = logits.float()
         return blended_cross_entropy(logits, targets, smoothing, self.penalty(logits)).mean()
 
@@ -120,9 +120,9 @@ class FeDLaS(RealLoss):
             difference = weights[:, 0] - weights[:, 1]
             sign = torch.where(difference > 0, 1.0, -1.0)
         # The value is exactly the sign, the gradient is that of `difference` (straight through).
-        gate = sign.detach() + (difference - difference.detach())
-        signed_score = gate * score
-        return gate, signed_score, 2 * self.strength * torch.sigmoid(self.beta * signed_score)
+        psi = sign.detach() + (difference - difference.detach())
+        signed_score = psi * score
+        return psi, signed_score, 2 * self.strength * torch.sigmoid(self.beta * signed_score)
 
     @torch.no_grad()
     def _update_statistics(self, norms: Tensor) -> None:
@@ -167,7 +167,7 @@ class FeDLaSLabelSmoothing(FeDLaS):
         norm_start: NormStart = "fixed",
         variant: Variant = "code",
     ) -> None:
-        in_range("loss.smoothing", smoothing, low=0, high=0.5, what="must lie in [0, 0.5]")
+        require_range("loss.smoothing", smoothing, low=0, high=0.5, remedy="must lie in [0, 0.5]")
         super().__init__(
             num_classes,
             strength=smoothing,
@@ -207,7 +207,7 @@ class FeDLaSMarginSmoothing(FeDLaS):
         norm_start: NormStart = "fixed",
         variant: Variant = "code",
     ) -> None:
-        in_range("loss.weight", weight, low=0, high=0.5, what="must lie in [0, 0.5]")
+        require_range("loss.weight", weight, low=0, high=0.5, remedy="must lie in [0, 0.5]")
         check_margin(margin)
         super().__init__(
             num_classes,
@@ -240,17 +240,17 @@ class FeDLaSHealth(nn.Module):
 
     @torch.no_grad()
     def note(
-        self, gate: Tensor, signed_score: Tensor, smoothing: Tensor, *, correct: Tensor
+        self, psi: Tensor, signed_score: Tensor, smoothing: Tensor, *, correct: Tensor
     ) -> None:
         """Add a batch.
 
         Args:
-            gate, signed_score, smoothing: psi, psi gamma and a, each [N].
+            psi, signed_score, smoothing: psi, psi gamma and a, each [N].
             correct: [N] bool, whether the prediction is right.
         """
-        indicators = torch.stack([gate > 0, signed_score > 0, smoothing]).double()  # [3, N]
+        values = torch.stack([psi > 0, signed_score > 0, smoothing]).double()  # [3, N]
         membership = torch.stack([correct, ~correct]).double()  # [2, N]
-        self.sums += indicators @ membership.T
+        self.sums += values @ membership.T
         self.count += membership.sum(1)
 
     def pop(self) -> dict[str, float | None]:

@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from semix.calib.losses.base import Feedback, Outputs, PointwiseLoss, log_probability
-from semix.calib.parameters import in_range
+from semix.calib.parameters import require_range
 
 TINY = torch.finfo(torch.float32).tiny
 
 
 def check_gamma(gamma: float) -> None:
     """Raises InputError unless gamma is 0 or more."""
-    in_range("loss.gamma", gamma, low=0, high=1e6, what="must be 0 or more")
+    require_range("loss.gamma", gamma, low=0, high=1e6, remedy="must be 0 or more")
 
 
 class Focal(PointwiseLoss):
@@ -125,14 +125,16 @@ class AdaFocal(PointwiseLoss):
         gamma_max: float = 20.0,
     ) -> None:
         super().__init__()
-        in_range("loss.bins", bins, low=1, what="give a whole number of at least 1", whole=True)
-        in_range("loss.rate", rate, low=0, high=1e3, what="must be 0 or more")
-        in_range("loss.gamma_min", gamma_min, low=-1e3, high=0, what="must be 0 or less")
-        in_range("loss.gamma_max", gamma_max, low=0, high=1e3, what="must be 0 or more")
+        require_range(
+            "loss.bins", bins, low=1, remedy="give a whole number of at least 1", whole=True
+        )
+        require_range("loss.rate", rate, low=0, high=1e3, remedy="must be 0 or more")
+        require_range("loss.gamma_min", gamma_min, low=-1e3, high=0, remedy="must be 0 or less")
+        require_range("loss.gamma_max", gamma_max, low=0, high=1e3, remedy="must be 0 or more")
         for name, value in (("gamma", gamma), ("switch", switch)):
             low = gamma_min if name == "gamma" else 0
-            what = f"must lie in [{low}, {gamma_max}]"
-            in_range(f"loss.{name}", value, low=low, high=gamma_max, what=what)
+            remedy = f"must lie in [{low}, {gamma_max}]"
+            require_range(f"loss.{name}", value, low=low, high=gamma_max, remedy=remedy)
         self.rate, self.switch = rate, switch
         self.gamma_min, self.gamma_max = gamma_min, gamma_max
         edges = torch.arange(1, bins, dtype=torch.float64) * (1 / bins)

@@ -17,7 +17,7 @@ from semix.calib.losses.base import (
     log_probability,
 )
 from semix.calib.losses.focal import Focal
-from semix.calib.parameters import in_range, one_of
+from semix.calib.parameters import require_one_of, require_range
 
 
 class EntropyConfidencePenalty(PointwiseLoss):
@@ -42,8 +42,8 @@ class EntropyConfidencePenalty(PointwiseLoss):
         variant: Literal["code", "paper"] = "code",
     ) -> None:
         super().__init__()
-        in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
-        one_of("loss.variant", variant, ("code", "paper"))
+        require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
+        require_one_of("loss.variant", variant, ("code", "paper"))
         self.weight = weight if variant == "paper" else weight / num_classes
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -74,8 +74,8 @@ class MDCA(BatchLoss):
         gamma: float = 1.0,
     ) -> None:
         super().__init__()
-        in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
-        one_of("loss.base", base, ("ce", "focal"))
+        require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
+        require_one_of("loss.base", base, ("ce", "focal"))
         focal = Focal(num_classes, gamma=gamma)  # checks gamma whatever the base
         self.base = focal if base == "focal" else CrossEntropy(num_classes)
         self.weight = weight
@@ -114,10 +114,10 @@ class PairwiseConstraints(PointwiseLoss):
         variant: Literal["code", "paper"] = "code",
     ) -> None:
         super().__init__()
-        what = "must be 0 or more"
-        in_range("loss.binary_weight", binary_weight, low=0, high=1e6, what=what)
-        in_range("loss.exclusion_weight", exclusion_weight, low=0, high=1e6, what=what)
-        one_of("loss.variant", variant, ("code", "paper"))
+        remedy = "must be 0 or more"
+        require_range("loss.binary_weight", binary_weight, low=0, high=1e6, remedy=remedy)
+        require_range("loss.exclusion_weight", exclusion_weight, low=0, high=1e6, remedy=remedy)
+        require_one_of("loss.variant", variant, ("code", "paper"))
         self.binary_weight, self.exclusion_weight = binary_weight, exclusion_weight
         self.variant = variant
 
@@ -189,11 +189,11 @@ class CorrectnessRanking(RealLoss):
         variant: Literal["code", "paper"] = "code",
     ) -> None:
         super().__init__()
-        in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
-        one_of("loss.confidence", confidence, CONFIDENCES)
-        what = "give the number of training images, at least 1"
-        in_range("loss.num_samples", num_samples, low=1, what=what, whole=True)
-        one_of("loss.variant", variant, ("code", "paper"))
+        require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
+        require_one_of("loss.confidence", confidence, CONFIDENCES)
+        remedy = "give the number of training images, at least 1"
+        require_range("loss.num_samples", num_samples, low=1, remedy=remedy, whole=True)
+        require_one_of("loss.variant", variant, ("code", "paper"))
         self.weight, self.confidence, self.variant = weight, confidence, variant
         self.register_buffer("right", torch.zeros(num_samples, dtype=torch.long))
         self.register_buffer("seen", torch.zeros(num_samples, dtype=torch.long))
@@ -365,6 +365,6 @@ def _square_root(error: Tensor) -> Tensor:
 
 
 def _check_parameters(weight: float, bandwidth: float, variant: str) -> None:
-    in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
-    in_range("loss.bandwidth", bandwidth, low=1e-6, high=1e6, what="must be above 0")
-    one_of("loss.variant", variant, ("code", "paper"))
+    require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
+    require_range("loss.bandwidth", bandwidth, low=1e-6, high=1e6, remedy="must be above 0")
+    require_one_of("loss.variant", variant, ("code", "paper"))

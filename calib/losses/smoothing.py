@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from semix.calib.losses.base import PointwiseLoss, log_probability
-from semix.calib.parameters import in_range
+from semix.calib.parameters import require_range
 
 
 class LabelSmoothing(PointwiseLoss):
@@ -20,7 +20,7 @@ class LabelSmoothing(PointwiseLoss):
 
     def __init__(self, num_classes: int, *, smoothing: float = 0.05) -> None:
         super().__init__()
-        in_range("loss.smoothing", smoothing, low=0, high=1, what="must lie in [0, 1]")
+        require_range("loss.smoothing", smoothing, low=0, high=1, remedy="must lie in [0, 1]")
         self.smoothing = smoothing
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def blended_cross_entropy(
 
 def check_margin(margin: float) -> None:
     """Raises InputError unless the margin is 0 or more."""
-    in_range("loss.margin", margin, low=0, high=1e6, what="must be 0 or more")
+    require_range("loss.margin", margin, low=0, high=1e6, remedy="must be 0 or more")
 
 
 class MarginLabelSmoothing(PointwiseLoss):
@@ -70,7 +70,7 @@ class MarginLabelSmoothing(PointwiseLoss):
     def __init__(self, num_classes: int, *, margin: float = 6.0, weight: float = 0.1) -> None:
         super().__init__()
         check_margin(margin)
-        in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
+        require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
         self.margin, self.weight = margin, weight
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class AdaptiveConditionalLabelSmoothing(PointwiseLoss):
         super().__init__()
         check_margin(margin)
         for name, value in (("positive", positive), ("negative", negative), ("weight", weight)):
-            in_range(f"loss.{name}", value, low=0, high=1e6, what="must be 0 or more")
+            require_range(f"loss.{name}", value, low=0, high=1e6, remedy="must be 0 or more")
         self.margin, self.weight = margin, weight
         self.positive, self.negative = positive, negative
 

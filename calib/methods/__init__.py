@@ -16,7 +16,7 @@ from typing import Any
 from semix.calib.methods.balcal import BalCAL
 from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
 from semix.calib.methods.mixing import MIT, PLP, CutMix, Mixup, RankMixup, RegMixup
-from semix.calib.parameters import choose, construct
+from semix.calib.parameters import construct, look_up
 
 __all__ = ["BatchOutcome", "Forward", "Method", "build_method"]
 
@@ -39,5 +39,5 @@ def build_method(name: str, num_classes: int, **params: Any) -> Method:
         InputError: an unknown name or parameter, or a value out of range.
     """
     return construct(
-        choose(METHODS, name, field="method.name"), num_classes, params=params, field="method"
+        look_up(METHODS, name, field="method.name"), num_classes, params=params, field="method"
     )

@@ -11,7 +11,7 @@ from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
 from semix.calib.methods.base import BatchOutcome, Forward, Method
 from semix.calib.models.base import ImageClassifier
-from semix.calib.parameters import in_range
+from semix.calib.parameters import require_range
 from semix.data.errors import InputError
 
 
@@ -122,9 +122,9 @@ class BalCAL(Method):
         etf_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        in_range("method.delta", delta, low=1e-6, high=1, what="must lie in (0, 1]")
-        in_range("method.start", start, low=0, high=1, what="must lie in [0, 1]")
-        in_range("method.etf_scale", etf_scale, low=1e-6, high=1e6, what="must be above 0")
+        require_range("method.delta", delta, low=1e-6, high=1, remedy="must lie in (0, 1]")
+        require_range("method.start", start, low=0, high=1, remedy="must lie in [0, 1]")
+        require_range("method.etf_scale", etf_scale, low=1e-6, high=1e6, remedy="must be above 0")
         self.num_classes, self.delta = num_classes, delta
         self.start, self.etf_scale = start, etf_scale
 

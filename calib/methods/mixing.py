@@ -11,13 +11,13 @@ from semix.calib.batches import TrainingBatch, pin
 from semix.calib.losses.base import RealLoss, soft_cross_entropy
 from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
 from semix.calib.models.base import ImageClassifier
-from semix.calib.parameters import in_range, one_of
+from semix.calib.parameters import require_one_of, require_range
 from semix.data.errors import InputError
 
 
 def check_alpha(alpha: float) -> None:
     """Raises InputError unless Beta(alpha, alpha) is a distribution."""
-    in_range("method.alpha", alpha, low=1e-6, high=1e6, what="must be above 0")
+    require_range("method.alpha", alpha, low=1e-6, high=1e6, remedy="must be above 0")
 
 
 def draw_weight(alpha: float) -> float:
@@ -149,7 +149,7 @@ class MIT(Method):
     def __init__(self, num_classes: int, *, alpha: float = 0.5, margin: float = 0.5) -> None:
         super().__init__()
         check_alpha(alpha)
-        in_range("method.margin", margin, low=0, high=0.999, what="must lie in [0, 1)")
+        require_range("method.margin", margin, low=0, high=0.999, remedy="must lie in [0, 1)")
         self.alpha, self.margin = alpha, max(margin, 1e-6)
         weights = np.random.default_rng(0).beta(alpha, alpha, size=(10_000, 2))
         apart = np.abs(weights - 0.5).sum(1) >= self.margin
@@ -212,7 +212,7 @@ class PLP(Plain):
 
     def __init__(self, num_classes: int, *, gamma: float = 1.0) -> None:
         super().__init__(num_classes)
-        in_range("method.gamma", gamma, low=1e-6, high=1e6, what="must be above 0")
+        require_range("method.gamma", gamma, low=1e-6, high=1e6, remedy="must be above 0")
         self.gamma = gamma
         self.num_frozen = 0  # modules, from the top
 
@@ -257,8 +257,8 @@ class RegMixup(Method):
     ) -> None:
         super().__init__()
         check_alpha(alpha)
-        in_range("method.weight", weight, low=0, high=1e6, what="must be 0 or more")
-        one_of("method.variant", variant, ("code", "paper"))
+        require_range("method.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
+        require_one_of("method.variant", variant, ("code", "paper"))
         self.num_classes, self.alpha, self.weight = num_classes, alpha, weight
         self.scale = 0.5 if variant == "code" else 1.0
 
@@ -309,13 +309,13 @@ class RankMixup(Method):
     ) -> None:
         super().__init__()
         check_alpha(alpha)
-        one_of("method.kind", kind, tuple(DEFAULT_MIXES))
-        one_of("method.variant", variant, ("code", "paper"))
-        in_range("method.weight", weight, low=0, high=1e6, what="must be 0 or more")
-        in_range("method.margin", margin, low=0, high=1e6, what="must be 0 or more")
+        require_one_of("method.kind", kind, tuple(DEFAULT_MIXES))
+        require_one_of("method.variant", variant, ("code", "paper"))
+        require_range("method.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
+        require_range("method.margin", margin, low=0, high=1e6, remedy="must be 0 or more")
         mixes = DEFAULT_MIXES[kind] if mixes is None else mixes
-        what = "give a whole number of at least 1"
-        in_range("method.mixes", mixes, low=1, what=what, whole=True)
+        remedy = "give a whole number of at least 1"
+        require_range("method.mixes", mixes, low=1, remedy=remedy, whole=True)
         self.num_classes, self.alpha, self.mixes = num_classes, alpha, mixes
         self.kind, self.weight, self.margin, self.variant = kind, weight, margin, variant
 

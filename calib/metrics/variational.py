@@ -44,10 +44,10 @@ def top_label_error(confidence: Tensor, correct: Tensor) -> float:
     """
     if len(confidence) < MIN_SAMPLES:
         return 0.0
-    ordered, truth = confidence.numpy(), correct.numpy() > 0.5
-    order = np.lexsort((truth, ordered))  # folds must not depend on the order of images
-    ordered, truth = ordered[order], truth[order]
-    columns = (ordered, cross_fitted(ordered, truth), truth.astype(float))
+    confidences, truth = confidence.numpy(), correct.numpy() > 0.5
+    by_confidence = np.lexsort((truth, confidences))  # folds must not depend on the images' order
+    confidences, truth = confidences[by_confidence], truth[by_confidence]
+    columns = (confidences, cross_fitted(confidences, truth), truth.astype(float))
     f, g, y = (torch.from_numpy(column)[:, None] for column in columns)
     return variational_error(f, g, y, order=1.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 from semix.calib.models.base import ImageClassifier
 from semix.calib.models.convnets import RESNETS, WIDE_RESNETS, LeNet, densenet121
 from semix.calib.models.timm_models import TimmClassifier
-from semix.calib.parameters import choose, construct
+from semix.calib.parameters import construct, look_up
 
 MODELS: dict[str, Callable[..., ImageClassifier]] = {
     "lenet": LeNet,
@@ -23,5 +23,5 @@ def build_model(name: str, num_classes: int, **params: Any) -> ImageClassifier:
     Raises:
         InputError: an unknown name or parameter, or a value out of range.
     """
-    kind = choose(MODELS, name, field="model.name")
+    kind = look_up(MODELS, name, field="model.name")
     return construct(kind, num_classes, params=params, field="model")

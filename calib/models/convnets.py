@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from semix.calib.config import EITHER_STEM, IMAGENET_STEM, SMALL_STEM
+from semix.calib.config import IMAGENET_STEM, MODELS_WITH_STEM, SMALL_STEM
 from semix.calib.models.base import ImageClassifier, modules_with_parameters
-from semix.calib.parameters import in_range, one_of
+from semix.calib.parameters import require_one_of, require_range
 
 
 class BasicBlock(nn.Module):
@@ -146,7 +146,7 @@ class ResNet(ImageClassifier):
         block: kind of block in the stages.
         blocks: number of blocks in each stage.
         widths: channels of each stage, before the block's expansion.
-        stem: channels of the first convolution.
+        stem_width: channels of the first convolution.
         grid: the last map is averaged to grid x grid pixels, all of which are features, so
             D = grid^2 expansion widths[-1].
         imagenet_stem: use the stem of ImageNet, for large images.
@@ -159,18 +159,19 @@ class ResNet(ImageClassifier):
         block: type[Block],
         blocks: Sequence[int],
         widths: Sequence[int],
-        stem: int,
+        stem_width: int,
         grid: int = 1,
         imagenet_stem: bool = False,
     ) -> None:
         super().__init__()
         modules: OrderedDict[str, nn.Module] = OrderedDict()
-        first = convolution(3, stem, 7, stride=2) if imagenet_stem else convolution(3, stem, 3)
-        layers: list[nn.Module] = [first, nn.BatchNorm2d(stem), nn.ReLU()]
+        kernel, stride = (7, 2) if imagenet_stem else (3, 1)
+        first = convolution(3, stem_width, kernel, stride=stride)
+        layers: list[nn.Module] = [first, nn.BatchNorm2d(stem_width), nn.ReLU()]
         if imagenet_stem:
             layers.append(nn.MaxPool2d(3, stride=2, padding=1))
         modules["stem"] = nn.Sequential(*layers)
-        channels = stem
+        channels = stem_width
         for number, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             modules[f"stage{number}"] = stage(
                 block, channels, width, blocks=count, stride=1 if number == 1 else 2
@@ -192,7 +193,9 @@ def _three_stages(blocks: int) -> Callable[..., ResNet]:
     def build(num_classes: int, *, width: int = 16) -> ResNet:
         _check_width(width)
         widths = (width, 2 * width, 4 * width)
-        return ResNet(num_classes, block=BasicBlock, blocks=[blocks] * 3, widths=widths, stem=width)
+        return ResNet(
+            num_classes, block=BasicBlock, blocks=[blocks] * 3, widths=widths, stem_width=width
+        )
 
     return build
 
@@ -201,21 +204,23 @@ def _four_stages(block: type[Block], blocks: Sequence[int], *, grid: int) -> Cal
     def build(num_classes: int, *, width: int = 64) -> ResNet:
         _check_width(width)
         widths = tuple(width * 2**number for number in range(4))
-        return ResNet(num_classes, block=block, blocks=blocks, widths=widths, stem=width, grid=grid)
+        return ResNet(
+            num_classes, block=block, blocks=blocks, widths=widths, stem_width=width, grid=grid
+        )
 
     return build
 
 
-def _of_either_stem(block: type[Block], blocks: Sequence[int]) -> Callable[..., ResNet]:
+def _with_choice_of_stem(block: type[Block], blocks: Sequence[int]) -> Callable[..., ResNet]:
     def build(num_classes: int, *, width: int = 64, stem: str = SMALL_STEM) -> ResNet:
         _check_width(width)
-        one_of("model.stem", stem, (SMALL_STEM, IMAGENET_STEM))
+        require_one_of("model.stem", stem, (SMALL_STEM, IMAGENET_STEM))
         return ResNet(
             num_classes,
             block=block,
             blocks=blocks,
             widths=tuple(width * 2**number for number in range(4)),
-            stem=width,
+            stem_width=width,
             imagenet_stem=stem == IMAGENET_STEM,
         )
 
@@ -223,21 +228,25 @@ def _of_either_stem(block: type[Block], blocks: Sequence[int]) -> Callable[..., 
 
 
 def _check_width(width: int) -> None:
-    in_range("model.width", width, low=1, what="give a whole number of at least 1", whole=True)
+    require_range(
+        "model.width", width, low=1, remedy="give a whole number of at least 1", whole=True
+    )
 
 
 RESNETS: dict[str, Callable[..., ResNet]] = {
     f"resnet{depth}": _three_stages(blocks) for depth, blocks in THREE_STAGES.items()
 }
 RESNETS |= {
-    name: _of_either_stem(*layout) if name in EITHER_STEM else _four_stages(*layout, grid=1)
+    name: _with_choice_of_stem(*layout)
+    if name in MODELS_WITH_STEM
+    else _four_stages(*layout, grid=1)
     for name, layout in FOUR_STAGES.items()
 }
 # As in the official calibration code for Tiny-ImageNet, 64 pixels.
 RESNETS |= {f"{name}_tiny": _four_stages(*layout, grid=2) for name, layout in FOUR_STAGES.items()}
 
 
-STEM = 16  # channels of the first convolution
+STEM_WIDTH = 16  # channels of the first convolution
 
 
 class WideResNet(ImageClassifier):
@@ -253,9 +262,11 @@ class WideResNet(ImageClassifier):
 
     def __init__(self, num_classes: int, *, blocks: int, widening: int) -> None:
         super().__init__()
-        widths = [STEM * widening * factor for factor in (1, 2, 4)]
-        modules: OrderedDict[str, nn.Module] = OrderedDict(stem=convolution(3, STEM, 3))
-        for number, (inputs, width) in enumerate(zip([STEM, *widths], widths, strict=False), 1):
+        widths = [STEM_WIDTH * widening * factor for factor in (1, 2, 4)]
+        modules: OrderedDict[str, nn.Module] = OrderedDict(stem=convolution(3, STEM_WIDTH, 3))
+        for number, (inputs, width) in enumerate(
+            zip([STEM_WIDTH, *widths], widths, strict=False), 1
+        ):
             modules[f"stage{number}"] = stage(
                 PreActivationBlock, inputs, width, blocks=blocks, stride=1 if number == 1 else 2
             )
@@ -282,8 +293,10 @@ def _of_depth(depth: int, widening: int) -> Callable[..., WideResNet]:
 def _wrn26_10(num_classes: int) -> ResNet:
     # 26 is no 6n + 4: the WRN-26-10 of focal_calibration and the papers that build on it is a
     # ResNet of 6n + 2 layers, with norms behind the convolutions, ten times as wide.
-    widths = tuple(STEM * 10 * factor for factor in (1, 2, 4))
-    return ResNet(num_classes, block=BasicBlock, blocks=(4, 4, 4), widths=widths, stem=STEM)
+    widths = tuple(STEM_WIDTH * 10 * factor for factor in (1, 2, 4))
+    return ResNet(
+        num_classes, block=BasicBlock, blocks=(4, 4, 4), widths=widths, stem_width=STEM_WIDTH
+    )
 
 
 WIDE_RESNETS: dict[str, Callable[..., ImageClassifier]] = {
@@ -372,8 +385,8 @@ class LeNet(ImageClassifier):
 
     def __init__(self, num_classes: int, *, width: int = 1) -> None:
         super().__init__()
-        what = "give a whole number of at least 1"
-        in_range("model.width", width, low=1, what=what, whole=True)
+        remedy = "give a whole number of at least 1"
+        require_range("model.width", width, low=1, remedy=remedy, whole=True)
         self.num_features = 84 * width
         self.features = nn.Sequential(
             nn.Conv2d(3, 6 * width, 5),

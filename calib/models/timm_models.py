@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from semix.calib.models.base import ImageClassifier, load_weights, modules_with_parameters
-from semix.calib.parameters import in_range, one_of
+from semix.calib.parameters import require_one_of, require_range
 from semix.data.errors import InputError
 
 Feature = Literal["post_norm", "pre_norm"]
@@ -45,10 +45,10 @@ class TimmClassifier(ImageClassifier):
         image_size: int | None = None,
     ) -> None:
         super().__init__()
-        one_of("model.feature", feature, ("post_norm", "pre_norm"))
+        require_one_of("model.feature", feature, ("post_norm", "pre_norm"))
         if image_size is not None:
-            what = "give a whole number of pixels"
-            in_range("model.image_size", image_size, low=1, what=what, whole=True)
+            remedy = "give a whole number of pixels"
+            require_range("model.image_size", image_size, low=1, remedy=remedy, whole=True)
         with torch.device("meta"):  # shapes only; draws no random numbers
             meta = _create(architecture, num_classes, image_size)
             name = _name_of_last_layer(meta, architecture, image_size)

@@ -41,9 +41,10 @@ class FlowModel:
         self.prompt_encoder = PromptEncoder(
             config, device=device, encode_prompt=self._encode_prompt
         )
-        self.unconditional = self.prompt_encoder.prefetch(names)
+        self.prompt_encoder.prefetch(names)
+        self.unconditional = self.prompt_encoder.rows([""])
         self.pipeline = load_pipeline(
-            config, device=device, **self.prompt_encoder.without(*ENCODERS)
+            config, device=device, **self.prompt_encoder.arguments_without(*ENCODERS)
         )
         self.network = self.pipeline.transformer
         self.latent_shape = self._shape()

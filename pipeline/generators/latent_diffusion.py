@@ -139,29 +139,32 @@ class LatentDiffusion:
             return torch.cat([self._decode(batch) for batch in batches])
 
     def _decode(self, latents: Tensor) -> Tensor:
-        scaled = unscaled(latents, self.vae)
-        pixels = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0].float()
+        vae_latents = denormalise(latents, self.vae)
+        pixels = self.vae.decode(vae_latents.to(self.vae.dtype), return_dict=False)[0].float()
         values = (pixels / 2 + 0.5).clamp(0, 1) * 255
         return values.round().to(torch.uint8).permute(0, 2, 3, 1)
 
 
-def unscaled(latents: Tensor, vae: Any) -> Tensor:
-    """Undo the normalisation of latents [B, C, h, w]: the input of the VAE.
+def denormalise(latents: Tensor, vae: Any) -> Tensor:
+    """Undo the normalisation of latents [B, C, h, w]; the result is the input of the VAE's decoder.
 
     Args:
-        vae: its batch norm, if it is FLUX.2's, or else its config decides: `scaling_factor`, and
-            optionally `latents_mean` and `latents_std` (per channel) or `shift_factor`.
+        vae: FLUX.2's has the statistics in its batch norm. Others have them in their config:
+            `scaling_factor`, and optionally `latents_mean` and `latents_std` (per channel) or
+            `shift_factor`.
     """
     config, norm = vae.config, getattr(vae, "bn", None)
     if norm is not None:
         deviation = (norm.running_var + config.batch_norm_eps).sqrt()
-        scaled = latents * _channels(deviation, latents) + _channels(norm.running_mean, latents)
-        return nn.functional.pixel_shuffle(scaled, 2)
-    scaled = latents / config.scaling_factor
+        denormalised = latents * _channels(deviation, latents) + _channels(
+            norm.running_mean, latents
+        )
+        return nn.functional.pixel_shuffle(denormalised, 2)
+    denormalised = latents / config.scaling_factor
     mean, deviation = config.get("latents_mean"), config.get("latents_std")
     if mean is not None and deviation is not None:
-        scaled = scaled * _channels(deviation, latents) + _channels(mean, latents)
-    return scaled + (config.get("shift_factor") or 0.0)
+        denormalised = denormalised * _channels(deviation, latents) + _channels(mean, latents)
+    return denormalised + (config.get("shift_factor") or 0.0)
 
 
 def decode_batch_size(pixels: int) -> int:

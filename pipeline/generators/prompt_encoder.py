@@ -47,7 +47,7 @@ class PromptEncoder:
         self, config: GeneratorConfig, *, device: str, encode_prompt: EncodePrompt
     ) -> None:
         self.config, self.device, self.encode_prompt = config, device, encode_prompt
-        loaded = load_pipeline(config, device=device, **self.without(*ENCODERS, *IMAGES))
+        loaded = load_pipeline(config, device=device, **self.arguments_without(*ENCODERS, *IMAGES))
         tokenizers = [(name, getattr(loaded, name, None)) for name in TOKENIZERS]
         self.tokenizers = [
             configure_tokenizer(tokenizer, config, name)
@@ -56,16 +56,15 @@ class PromptEncoder:
         ]
         self.cache: dict[str, Conditioning] = {}
 
-    def without(self, *components: str) -> dict[str, None]:
-        """Arguments of `load_pipeline` that leave out these components."""
+    def arguments_without(self, *components: str) -> dict[str, None]:
+        """Arguments with which `load_pipeline` does not load these components."""
         parameters = inspect.signature(KINDS[self.config.family].__init__).parameters
         return {name: None for name in components if name in parameters}
 
-    def prefetch(self, names: Sequence[str]) -> Conditioning:
-        """Encode the prompts of these classes; return the row of the empty prompt."""
+    def prefetch(self, names: Sequence[str]) -> None:
+        """Encode the prompts of these classes, and the empty prompt, into the cache."""
         template_prompts = checked_prompts(self.config, names, self.tokenizers)
         self.prepare(["", *(text for texts in template_prompts for text in texts)])
-        return self.rows([""])
 
     def encode(self, names: Sequence[str]) -> Conditioning:
         """Encode class names, one row per name, the mean over the templates.
@@ -90,7 +89,9 @@ class PromptEncoder:
             if text not in self.cache and (row := self._read(text)) is not None:
                 self.cache[text] = row
         if missing := [text for text in texts if text not in self.cache]:
-            pipeline = load_pipeline(self.config, device=self.device, **self.without(*IMAGES))
+            pipeline = load_pipeline(
+                self.config, device=self.device, **self.arguments_without(*IMAGES)
+            )
             for text in missing:
                 # One prompt per call, so that an embedding does not depend on the other prompts.
                 with torch.no_grad():

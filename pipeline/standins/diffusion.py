@@ -31,8 +31,8 @@ def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) ->
         pixels = images.pixels[next(draw)]
         posterior = vae.encode(pixels).latent_dist
         decoded = vae.decode(posterior.sample(generator=rng)).sample
-        divergence = posterior.kl().mean() / posterior.mean[0].numel()
-        return F.mse_loss(decoded, pixels) + recipe.kl_weight * divergence
+        kl_divergence = posterior.kl().mean() / posterior.mean[0].numel()
+        return F.mse_loss(decoded, pixels) + recipe.kl_weight * kl_divergence
 
     stage = recipe.autoencoder
     for step in fit([vae], loss, stage=stage, average_decay=recipe.average_decay):

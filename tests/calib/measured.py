@@ -9,8 +9,8 @@ import torch
 
 from semix.calib.checkpoint import save_tensors
 from semix.calib.metrics import calibration_metrics
-from semix.calib.results import shown_in
-from semix.calib.run_folder import CONFIG, EVALUATION, SCHEMA, seed_evaluation, seed_folder
+from semix.calib.results import measures_in
+from semix.calib.run_folder import CONFIG, EVALUATION, SCHEMA, seed_evaluation_path, seed_folder
 from semix.calib.study import Cell
 from semix.data.files import write_json
 
@@ -85,7 +85,7 @@ def write_run(
         row |= {kind: {**plain, **kinds.get(kind, {})} for kind in ("plain", "scaled")}
         rows.append(row)
         evaluation = {"config": cell.config.identity(), "rows": [row]}
-        write_json(seed_evaluation(run, seed), header | evaluation)
+        write_json(seed_evaluation_path(run, seed), header | evaluation)
     write_json(run / CONFIG, cell.config.model_dump(mode="json"))
     if len(metrics) == len(cell.config.seeds):
         summary = {"digest": "d", "seconds": 90.0, "versions": {"torch": "9.1"}, "rows": rows}
@@ -98,7 +98,7 @@ NAUGHTY = '<b>&"'
 
 
 def measures(**values: float) -> dict[str, float]:
-    keys = [measure.key for table in ("page", "selective") for measure in shown_in(table)]
+    keys = [measure.key for table in ("page", "selective") for measure in measures_in(table)]
     return {key: values.get(key, 0.5) for key in [*keys, "classwise_ece"]}
 
 

@@ -11,11 +11,11 @@ from semix.calib.batches import (
     TrainingBatch,
     apply_changes,
     kind_weights,
-    micro_batches,
+    split_batch,
 )
 from semix.calib.check import check_shares
 from semix.calib.config import AugmentConfig
-from semix.calib.real_data import count_pixels
+from semix.calib.real_data import pixel_histogram
 from semix.calib.real_images import InMemoryImages
 from semix.data.dataset import MixedDataset, end_and_inner
 from semix.data.errors import InputError
@@ -124,11 +124,18 @@ def test_a_batch_says_where_the_random_numbers_of_the_next_one_begin(mixed_url):
     options = {"mixed": MixedDataset(mixed_url), "augment": AugmentConfig(shift=1, flip=True)}
     expected, loader = epoch(batches(60, 20, **options)), batches(60, 20, **options)
     generator = torch.Generator().manual_seed(0)
-    remainder = loader.epoch(generator, done=1, drawn=expected[0].drawn)
+    remainder = loader.epoch(generator, steps_done=1, generator_state=expected[0].generator_state)
     for batch, other in zip(remainder, expected[1:], strict=True):
-        for name in ("images", "targets", "indices", "mixed_images", "mixed_labels", "drawn"):
+        for name in (
+            "images",
+            "targets",
+            "indices",
+            "mixed_images",
+            "mixed_labels",
+            "generator_state",
+        ):
             torch.testing.assert_close(getattr(batch, name), getattr(other, name), rtol=0, atol=0)
-    assert generator.get_state().equal(expected[-1].drawn)
+    assert generator.get_state().equal(expected[-1].generator_state)
 
 
 # Series and positions in them, drawn for classes 0 to 9: pinned before the number of mixed images
@@ -181,7 +188,7 @@ def test_a_part_of_an_image_is_rounded_for_each_process(mixed_url):
 
 def test_a_ratio_that_leaves_a_process_without_mixed_images_is_refused(mixed_url):
     mixed = MixedDataset(mixed_url)
-    message = r"^mixed\.per_real = 0\.1: gives fewer than 2 mixed images for the 10 real ones"
+    message = r"^mixed\.per_real = 0\.1: gives fewer than 2 mixed images for the 10 real images"
     with pytest.raises(InputError, match=message):
         batches(40, 20, mixed=mixed, per_real=0.1, processes=2)
     assert len(epoch(batches(40, 20, mixed=mixed, per_real=0.1))[0].mixed_images) == 2
@@ -259,7 +266,7 @@ def test_shifts_reach_their_limits_on_both_sides_and_no_further():
 def test_normalised_training_images_have_mean_0_and_deviation_1_in_each_channel():
     images = torch.randint(0, 256, (50, 6, 5, 3), generator=torch.Generator().manual_seed(0))
     images = (images * torch.tensor([1.0, 0.5, 0.1])).to(torch.uint8)
-    output = Normalise().fit(count_pixels([images]))(images)
+    output = Normalise().fit(pixel_histogram([images]))(images)
     assert output.shape == (50, 3, 6, 5)
     torch.testing.assert_close(output.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
     torch.testing.assert_close(output.std((0, 2, 3), correction=0), torch.ones(3))
@@ -272,7 +279,7 @@ def test_normalised_training_images_have_mean_0_and_deviation_1_in_each_channel(
 def test_one_even_colour_is_finite():
     images = torch.full((2, 3, 3, 3), 9, dtype=torch.uint8)
     torch.testing.assert_close(
-        Normalise().fit(count_pixels([images]))(images), torch.zeros(2, 3, 3, 3)
+        Normalise().fit(pixel_histogram([images]))(images), torch.zeros(2, 3, 3, 3)
     )
 
 
@@ -293,26 +300,26 @@ def test_weights_of_kinds_by_hand():
 
 def test_parts_hold_everything_once_and_means_add_up():
     batch = make_batch()
-    chunks = list(micro_batches(batch, 3))
+    chunks = list(split_batch(batch, 3))
     names = ("images", "targets", "indices", "mixed_images", "mixed_labels", "mixed_kinds")
     for name in names:
         joined = torch.cat([getattr(chunk.batch, name) for chunk in chunks])
         torch.testing.assert_close(joined, getattr(batch, name))
     assert [len(chunk.batch.mixed_images) for chunk in chunks] == [3, 2, 2]
-    mean = sum(chunk.mixed * chunk.batch.mixed_labels.mean() for chunk in chunks)
+    mean = sum(chunk.mixed_fraction * chunk.batch.mixed_labels.mean() for chunk in chunks)
     torch.testing.assert_close(mean, batch.mixed_labels.mean())
-    assert [chunk.real for chunk in chunks] == [1 / 3] * 3
+    assert [chunk.real_fraction for chunk in chunks] == [1 / 3] * 3
 
 
 def test_one_part_is_the_batch_itself():
     batch = make_batch(mixed=None)
-    [chunk] = micro_batches(batch, 1)
+    [chunk] = split_batch(batch, 1)
     assert chunk.batch is batch
-    assert chunk.real == 1
+    assert chunk.real_fraction == 1
 
 
 def test_parts_without_mixed_images():
-    chunks = list(micro_batches(make_batch(mixed=None), 2))
+    chunks = list(split_batch(make_batch(mixed=None), 2))
     assert [chunk.batch.indices.tolist() for chunk in chunks] == [[100, 101, 102], [103, 104, 105]]
     assert all(chunk.batch.mixed_images is None for chunk in chunks)
 
@@ -322,12 +329,12 @@ def test_parts_without_mixed_images():
     [
         (None, 4, r"^accumulate = 4: the 6 real images of a process do not divide"),
         (None, 6, r"^accumulate = 6: .* equal parts of 2 images or more"),
-        (5, 3, r"^accumulate = 3: the 5 mixed images of a step leave fewer than 2 for each part"),
+        (5, 3, r"^accumulate = 3: the 5 mixed images of a step leave fewer than 2 per micro-batch"),
     ],
 )
 def test_parts_that_cannot_be_are_refused(mixed, count, text):
     with pytest.raises(InputError, match=text):
-        list(micro_batches(make_batch(mixed=mixed), count))
+        list(split_batch(make_batch(mixed=mixed), count))
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_a_pickle_named_safetensors_is_refused_in_our_words(checkpoint, name, co
     """The attacker renames a pickle, or cuts the file off."""
     (checkpoint / f"{name}.safetensors").write_bytes(content)
     opened = Checkpoint(checkpoint)
-    with pytest.raises(InputError, match=rf"{name}\.safetensors: is no whole safetensors file"):
+    with pytest.raises(InputError, match=rf"{name}\.safetensors: is no complete safetensors file"):
         if name == "objects":
             opened.objects()
         else:
@@ -243,9 +243,9 @@ def test_trained_weights_that_are_a_pickle_are_refused_in_our_words(tmp_path):
     """The attacker gives away a trained model whose weights are a pickle."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(pickled())
-    with pytest.raises(InputError, match=r"model\.safetensors: is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors: is no complete safetensors file"):
         load_exactly(nn.Linear(3, 2), path)
-    with pytest.raises(InputError, match=r"model\.safetensors: is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors: is no complete safetensors file"):
         read_metadata(path)
 
 
@@ -289,5 +289,5 @@ def test_a_tensor_no_larger_than_its_file(checkpoint):
     encoded = json.dumps(header).encode()
     path = checkpoint / "objects.safetensors"
     path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(content[8 + length :]))
-    with pytest.raises(InputError, match="is no whole safetensors file"):
+    with pytest.raises(InputError, match="is no complete safetensors file"):
         objects_of(checkpoint)

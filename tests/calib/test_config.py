@@ -6,7 +6,7 @@ import json
 import pytest
 
 from semix.calib import config as settings
-from semix.calib.check import check
+from semix.calib.check import check_config
 from semix.calib.config import ShiftConfig
 from semix.calib.losses import MIXED_LOSSES, REAL_LOSSES
 from semix.calib.methods import METHODS
@@ -18,11 +18,11 @@ from tests import handmade
 
 def assert_refused(make_config, text, *overrides):
     with pytest.raises(InputError, match=text):
-        check(make_config(*overrides))
+        check_config(make_config(*overrides))
 
 
 def test_good_settings_pass(make_config):
-    check(make_config())
+    check_config(make_config())
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_what_cannot_be_trained_is_named(make_config, override, text):
 
 
 def test_views_of_what_is_not_augmented_are_named(make_config):
-    text = r"^head\.views = 3: nothing is augmented.*; leave it out"
+    text = r"^head\.views = 3: nothing is augmented.*; leave head\.views out"
     assert_refused(make_config, text, "augment.shift=0", "head={views: 3, method: tst}")
-    text = r"^head\.views = 3: head\.augment is false.*; set it, or leave this out"
+    text = r"^head\.views = 3: head\.augment is false.*; set it to true, or leave views out"
     assert_refused(make_config, text, "head.views=3")
-    check(make_config("head.views=3", "head.augment=true"))
+    check_config(make_config("head.views=3", "head.augment=true"))
 
 
 def test_other_classes_are_named_on_both_sides(make_config, tmp_path):

@@ -99,10 +99,10 @@ def test_every_image_comes_once_an_epoch_whoever_goes_on():
                 processes=processes,
             )
             generator = torch.Generator().manual_seed(5)
-            iterator = batches.epoch(generator, done=done, drawn=generator_state)
+            iterator = batches.epoch(generator, steps_done=done, generator_state=generator_state)
             for _, batch in zip(range(steps), iterator, strict=False):
                 pixels += batch.images.amax((1, 2, 3)).int().tolist()
-                state = batch.drawn
+                state = batch.generator_state
             iterator.close()
             states.append(state)
         assert all(torch.equal(state, states[0]) for state in states)

@@ -253,7 +253,7 @@ def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
             {"ood": {"own": {"name": "digits"}}},
             r"^evaluation\.ood\.own classes = zero, .* and 5 more: ",
         ),
-        ({"ood": {"mean": {"name": "digits"}}}, r"^evaluation\.ood = mean: .*; rename it"),
+        ({"ood": {"mean": {"name": "digits"}}}, r"^evaluation\.ood = mean: .*; rename this one"),
         (
             {"ood": {"gone": {"name": "imagefolder", "path": "nowhere"}}},
             r"^evaluation\.ood\.gone: real\.path = .*nowhere: there is no such folder",
@@ -276,7 +276,9 @@ def test_classes_are_the_same_in_any_spelling(tmp_path):
         check_evaluation(config, ["aircraft_carrier", "car"], image_size=32)
     check_evaluation(config, ["car", "cat"], image_size=32)
     small = EvaluationConfig(shift={"images": 3})
-    with pytest.raises(InputError, match=r"^real\.image_size = 8: corruptions need 16 pixels"):
+    with pytest.raises(
+        InputError, match=r"^real\.image_size = 8: corruptions need sides of 16 pixels"
+    ):
         check_evaluation(small, ["car", "cat"], image_size=8)
 
 
@@ -372,9 +374,9 @@ def test_every_posthoc_method_is_fitted_on_validation_alone():
 
 
 def test_what_is_not_trained_is_named(measured, tmp_path):
-    with pytest.raises(InputError, match=r"seed-7/model\.safetensors: is not there; train this"):
+    with pytest.raises(InputError, match=r"seed-7/model\.safetensors: is missing; train this"):
         load_classifier(measured, 7)
-    with pytest.raises(InputError, match=r"^run = .*config\.json: is not there"):
+    with pytest.raises(InputError, match=r"^run = .*config\.json: is missing"):
         load_classifier(tmp_path, 0)
 
 

@@ -17,7 +17,7 @@ from semix.calib.heads import (
     TSTHead,
     VTSTHead,
     build_head,
-    divergence,
+    kl_divergence,
 )
 from semix.calib.losses.base import CrossEntropy
 from semix.calib.stage_two import VariationalObjective
@@ -34,7 +34,7 @@ def head(**params: object) -> MaskedBottleneckHead:
     return MaskedBottleneckHead(24, 4, **params)  # type: ignore[arg-type]
 
 
-def optimiser_of(module: nn.Module) -> torch.optim.SGD:
+def optimiser_for(module: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-2)
 
 
@@ -102,7 +102,7 @@ def test_masks_are_drawn_at_the_rate_and_from_the_generator_alone():
 
 def test_reset_weights_are_zero_after_every_step_with_momentum_and_decay():
     module, rng = head(), torch.Generator().manual_seed(0)
-    optimiser = optimiser_of(module)
+    optimiser = optimiser_for(module)
     for p in (1.0, 0.5, 0.7, 0.2):  # momentum builds up, then its weights are masked
         module.start_epoch(p, rng)
         for _ in train_epoch(module, optimiser):
@@ -160,7 +160,7 @@ def test_preserved_weights_keep_their_value_without_momentum_and_decay():
 def test_inference_uses_the_stated_weights_and_is_deterministic(params: dict, weight: object):
     module = head(**params)
     module.start_epoch(0.4, torch.Generator().manual_seed(0))
-    list(train_epoch(module, optimiser_of(module)))
+    list(train_epoch(module, optimiser_for(module)))
     module.eval()
     features, _ = features_and_targets(1)
     first = weight(module.layer1.weight, module.mask1)  # type: ignore[operator]
@@ -294,7 +294,7 @@ def run_epoch(
 
 def test_a_restored_run_equals_an_unbroken_one():
     module, rule = head(), controller(epochs=4, base_accuracy=0.5)
-    optimiser = optimiser_of(module)
+    optimiser = optimiser_for(module)
     for epoch in range(4):
         if epoch == 2:
             components = (module, rule, optimiser)
@@ -306,7 +306,7 @@ def test_a_restored_run_equals_an_unbroken_one():
         MaskedBottleneckHead(24, 4),
         controller(epochs=4, base_accuracy=0.5, seed=3),
     )
-    optimiser_again = optimiser_of(again)
+    optimiser_again = optimiser_for(again)
     for component, state in zip((again, rule_again, optimiser_again), saved, strict=True):
         component.load_state_dict(state)
     for _ in range(2):
@@ -392,15 +392,17 @@ def test_vtst_variance_lies_below_one():
 
 
 def test_divergence_from_a_standard_normal():
-    torch.testing.assert_close(divergence(torch.zeros(3, 2), torch.zeros(3, 2)), torch.tensor(0.0))
+    torch.testing.assert_close(
+        kl_divergence(torch.zeros(3, 2), torch.zeros(3, 2)), torch.tensor(0.0)
+    )
     # A mean of (2, 0): 4 / 2 over two dimensions, in one of two samples.
     mean = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
-    torch.testing.assert_close(divergence(mean, torch.zeros(2, 2)), torch.tensor(0.5))
+    torch.testing.assert_close(kl_divergence(mean, torch.zeros(2, 2)), torch.tensor(0.5))
     rng = torch.Generator().manual_seed(0)
     mean, log_variance = torch.randn(5, 3, generator=rng), torch.randn(5, 3, generator=rng)
     normal = torch.distributions.Normal(mean, (log_variance / 2).exp())
     expected = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
-    torch.testing.assert_close(divergence(mean, log_variance), expected.sum(1).mean() / 3)
+    torch.testing.assert_close(kl_divergence(mean, log_variance), expected.sum(1).mean() / 3)
 
 
 def test_vtst_trains_by_one_draw_and_the_divergence():
@@ -412,7 +414,7 @@ def test_vtst_trains_by_one_draw_and_the_divergence():
     loss, logits = objective(features, targets, torch.arange(64))
     torch.testing.assert_close(logits, expected)
     likelihood = functional.cross_entropy(logits, targets)
-    torch.testing.assert_close(loss, likelihood + divergence(*module.encode(features)))
+    torch.testing.assert_close(loss, likelihood + kl_divergence(*module.encode(features)))
     loss.backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in module.parameters())
 

@@ -11,7 +11,7 @@ from semix.calib.config import AugmentConfig
 from semix.calib.epoch_lines import EpochLines
 from semix.calib.loop import (
     CHECK_EVERY,
-    FIGURES,
+    STEP_METRICS,
     Diverged,
     EpochRecord,
     TrainingStep,
@@ -44,7 +44,9 @@ def test_means_are_over_the_steps(accelerator):
 
 
 def test_a_line_of_progress_is_read_at_a_glance_whatever_an_epoch_measures(capsys):
-    metrics = dict.fromkeys([*FIGURES, "learning_rate", "norm_mean", "validation_nll"], 0.123456)
+    metrics = dict.fromkeys(
+        [*STEP_METRICS, "learning_rate", "norm_mean", "validation_nll"], 0.123456
+    )
     counts = {"epochs": 40, "images": 6000, "steps": 60, "first": 0}
     lines = EpochLines("CSM seed 0 base", **counts, printing=True)
     lines.show_epoch(40, metrics, last=True)
@@ -76,7 +78,7 @@ def test_confidence_and_label_by_hand():
 def test_the_first_loss_that_is_no_number_is_named(accelerator, bad, text):
     record = EpochRecord(60, accelerator)
     for (step, part), value in bad.items():
-        record.figures[step, part] = value
+        record.metrics[step, part] = value
     with pytest.raises(Diverged, match=text):
         record.check()
 
@@ -92,7 +94,7 @@ def test_an_epoch_does_not_go_on_for_long(accelerator):
 
 def test_without_a_compiler_it_is_refused_by_name(make_stage, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    text = r"^compile = True: needs the compiler no-such-compiler, which is not there; .* CXX,"
+    text = r"^compile = True: needs the compiler no-such-compiler, which is missing; .* CXX,"
     with pytest.raises(InputError, match=text):
         make_stage("compile=true")
     monkeypatch.setenv("CC", "no-such-one")
@@ -177,12 +179,12 @@ def make_step(make_config, accelerator, monkeypatch):
             optimiser=build_optimiser(config.optimiser, parameters),
             accelerator=accelerator,
         )
-        return step, network, batch_of(20)
+        return step, network, batch_size_for(20)
 
     return make
 
 
-def batch_of(count):
+def batch_size_for(count):
     images = torch.empty(3 * count, 16, 16, 3, dtype=torch.uint8, device=META)
     numbers = torch.empty(count, dtype=torch.int64, device=META)
     labels = torch.empty(2 * count, CLASSES, device=META)

@@ -8,9 +8,15 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from semix.calib.check import check
+from semix.calib.check import check_config
 from semix.calib.checkpoint import load_exactly, save_tensors
-from semix.calib.network import Network, adopt_policy, in_chunks, load_classifier, mixed_pass
+from semix.calib.network import (
+    Network,
+    apply_batch_norm_policy,
+    apply_in_chunks,
+    load_classifier,
+    mixed_pass,
+)
 from semix.calib.real_data import open_data
 from semix.calib.real_images import decode
 from semix.calib.run_folder import DATA, claim_run, seed_folder
@@ -26,7 +32,7 @@ POLICIES = ("shared", "eval_on_mixed", "separate")
 def one_norm(policy: str) -> nn.Sequential:
     """A batch norm of one number, which forgets half at each batch."""
     network = nn.Sequential(nn.BatchNorm1d(1, momentum=0.5, eps=1e-9))
-    adopt_policy(network, policy)
+    apply_batch_norm_policy(network, policy)
     return network
 
 
@@ -102,7 +108,7 @@ def test_shared_and_evaluated_networks_have_the_state_they_have_without():
 
 def test_separate_norms_come_in_every_kind():
     network = nn.Sequential(nn.BatchNorm2d(2), BatchNormAct2d(2), nn.SyncBatchNorm(2))
-    adopt_policy(network, "separate")
+    apply_batch_norm_policy(network, "separate")
     images = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(0))
     for norm in network[:2]:
         with mixed_pass(network, "separate"):
@@ -173,17 +179,17 @@ def test_a_trained_network_is_saved_and_loaded_with_both_sets(make_config, tmp_p
 @pytest.mark.parametrize("policy", ["eval_on_mixed", "separate"])
 def test_a_model_without_batch_norms_is_refused_before_anything_is_read(make_config, policy):
     model = "model={name: lenet}"
-    check(make_config(model))
+    check_config(make_config(model))
     message = rf"^mixed\.batch_norm = {policy}: the model has no batch norms"
     with pytest.raises(InputError, match=message):
-        check(make_config(model, f"mixed.batch_norm={policy}"))
+        check_config(make_config(model, f"mixed.batch_norm={policy}"))
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_outputs_are_those_of_eval_mode_on_images_as_they_are(make_stage, split):
     stage = make_stage()
     stage.network.train()
-    outputs = stage.feedback.outputs(split)
+    outputs = stage.split_outputs.outputs(split)
     assert stage.network.training
     real = getattr(open_data(stage.config).real, split)
     with torch.no_grad():
@@ -197,17 +203,17 @@ def test_it_runs_once_until_the_network_has_changed(make_stage):
     stage = make_stage()
     passes = []
     stage.network.register_forward_hook(lambda *_: passes.append(1))
-    first = stage.feedback.outputs("validation")
-    assert stage.feedback.outputs("validation") is first
+    first = stage.split_outputs.outputs("validation")
+    assert stage.split_outputs.outputs("validation") is first
     assert len(passes) == 1
-    stage.feedback.forget()
-    stage.feedback.outputs("validation")
+    stage.split_outputs.forget()
+    stage.split_outputs.outputs("validation")
     assert len(passes) == 2
 
 
 def test_outputs_are_float32_whatever_trains(make_config, bf16_stage):
     bf16_stage.train_epoch(0)
-    outputs = bf16_stage.feedback.outputs("validation")
+    outputs = bf16_stage.split_outputs.outputs("validation")
     with torch.no_grad():
         images = decode(open_data(bf16_stage.config).real.validation)
         logits = type(bf16_stage.network).forward(bf16_stage.network.eval(), images)[0]
@@ -215,7 +221,7 @@ def test_outputs_are_float32_whatever_trains(make_config, bf16_stage):
 
 
 def test_their_float32_is_never_tf32(make_stage, precisions):
-    make_stage().feedback.outputs("validation")
+    make_stage().split_outputs.outputs("validation")
     assert precisions == {"ieee"}
 
 
@@ -231,6 +237,6 @@ def bf16_stage(make_config):
 
 def test_chunks_come_back_in_order_without_gradients():
     rows = torch.arange(1201.0, requires_grad=True)
-    output = in_chunks(lambda chunk: chunk * 2, rows)
+    output = apply_in_chunks(lambda chunk: chunk * 2, rows)
     torch.testing.assert_close(output, torch.arange(1201.0) * 2)
     assert not output.requires_grad

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from semix.calib.metrics import calibration_metrics
 from semix.calib.posthoc import (
-    HIGHEST,
-    LOWEST,
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
     Isotonic,
     VectorScaling,
     fit_isotonic,
@@ -57,7 +57,7 @@ def test_temperature_equals_a_bounded_search(scale: float, seed: int):
     logits, targets = noisy_five(seed, scale)
     search = minimize_scalar(
         lambda inverse: nll(logits, targets, 1 / inverse),
-        bounds=(1 / HIGHEST, 1 / LOWEST),
+        bounds=(1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE),
         method="bounded",
         options={"xatol": 1e-10},
     )
@@ -88,13 +88,13 @@ def test_the_temperature_of_separable_data_is_the_lower_bound(
     targets = torch.arange(6) % 3
     logits = scale * functional.one_hot(targets, 3).float()
     with caplog.at_level(logging.WARNING):
-        assert fit_temperature(logits, targets) == LOWEST
+        assert fit_temperature(logits, targets) == MIN_TEMPERATURE
     assert "no minimum for T in [0.01, 100]: T = 0.01" in caplog.text
 
 
 def test_logits_against_the_targets_end_at_the_upper_bound():
     targets = torch.arange(6) % 3
-    assert fit_temperature(-5 * functional.one_hot(targets, 3).float(), targets) == HIGHEST
+    assert fit_temperature(-5 * functional.one_hot(targets, 3).float(), targets) == MAX_TEMPERATURE
 
 
 def test_constant_logits_leave_one():
@@ -223,7 +223,7 @@ def test_an_absent_class_gets_a_low_finite_probability(caplog: pytest.LogCapture
     present = targets != 3
     with caplog.at_level(logging.WARNING):
         fitted = fit_vector(logits[present], targets[present])
-    assert "do not determine the vector scaling of class 3: kept near temperature" in caplog.text
+    assert "do not determine the vector scaling of class 3: near temperature" in caplog.text
     p = fitted.apply(logits).softmax(1)
     assert p[:, 3].min() > 0
     assert p[present, 3].max() < 1e-3
@@ -249,7 +249,7 @@ def test_of_many_undetermined_classes_a_few_are_named(caplog: pytest.LogCaptureF
     targets = torch.arange(120) % 12
     with caplog.at_level(logging.WARNING):
         fit_vector(50.0 * functional.one_hot(targets, 12), targets)
-    assert "scaling of class 0, 1, 2, 3, 4 and 7 more: kept near" in caplog.text
+    assert "scaling of class 0, 1, 2, 3, 4 and 7 more: near" in caplog.text
 
 
 def test_nothing_is_logged_where_the_data_decide(caplog: pytest.LogCaptureFixture):

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from semix.calib.batches import Batches
-from semix.calib.check import check
+from semix.calib.check import check_config
 from semix.calib.real_data import open_data
 from semix.calib.run_folder import pin_data
 from semix.data.dataset import MixedDataset
@@ -106,7 +106,7 @@ def test_a_mixed_dataset_with_classes_in_another_order_is_refused(make_config, t
     names = (*DIGITS[1::-1], *DIGITS[2:])
     sample = handmade.sample(0, side=16)
     url = handmade.root_of(tmp_path / "root", [sample], names).url
-    for function in (open_data, check):
+    for function in (open_data, check_config):
         with pytest.raises(InputError, match=r"^mixed\.url = .*: its classes are one, zero, two"):
             function(make_config(f"mixed.url={url}"))
 

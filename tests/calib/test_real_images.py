@@ -80,17 +80,17 @@ def test_a_dataset_above_the_limit_trains_as_one_in_memory(make_run, settings, w
 
 def test_training_images_are_read_once_before_the_first_epoch(make_config, monkeypatch):
     data = open_data(make_config(STREAMED), compare_splits=False)
-    expected = open_data(make_config(), compare_splits=False).train_pixels
+    expected = open_data(make_config(), compare_splits=False).train_histogram
     lengths: list[int] = []
-    original = StreamedImages.parts
+    original = StreamedImages.chunks
 
-    def parts(self, indices):
+    def chunks(self, indices):
         lengths.append(len(self))
         return original(self, indices)
 
-    monkeypatch.setattr(StreamedImages, "parts", parts)
+    monkeypatch.setattr(StreamedImages, "chunks", chunks)
     check_overlap(data)
-    assert torch.equal(data.train_pixels, expected)
+    assert torch.equal(data.train_histogram, expected)
     assert lengths.count(len(data.real.train)) == 1
 
 
@@ -99,9 +99,9 @@ def test_parts_come_in_the_order_that_was_asked_for(split, workers):
     expected, images = decode(split), StreamedImages(split, SIDE, workers=workers)
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0)).split(7)
     state = torch.get_rng_state()
-    parts = list(images.parts(order))
+    chunks = list(images.chunks(order))
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(part, expected[rows]) for part, rows in zip(parts, order, strict=True))
+    assert all(torch.equal(part, expected[rows]) for part, rows in zip(chunks, order, strict=True))
 
 
 def test_a_split_goes_to_workers_that_are_not_forked(split):
@@ -119,8 +119,8 @@ from semix.data.real import RealDataConfig, load_real
 threading._register_atexit(lambda: os._exit(1))
 split = load_real(RealDataConfig(name="imagefolder", path=sys.argv[1], image_size=12)).train
 for _ in range(3):
-    parts = StreamedImages(split, 12, workers=2).parts(ranges(0, len(split), 8))
-    assert sum(map(len, parts)) == len(split)
+    chunks = StreamedImages(split, 12, workers=2).chunks(ranges(0, len(split), 8))
+    assert sum(map(len, chunks)) == len(split)
 os._exit(0)
 """
 
@@ -138,7 +138,7 @@ def test_a_picture_that_a_worker_cannot_read_is_refused_by_name(split):
     broken.write_bytes(b"not a picture")
     images = StreamedImages(split, SIDE, workers=2)
     with pytest.raises(InputError, match=rf"^image = {broken}: cannot be read"):
-        list(images.parts(ranges(0, len(split), 4)))
+        list(images.chunks(ranges(0, len(split), 4)))
 
 
 def test_what_fits_is_held_and_training_comes_first(pictures):
@@ -146,7 +146,7 @@ def test_what_fits_is_held_and_training_comes_first(pictures):
     train_bytes = len(real.train) * SIDE * SIDE * 3
 
     def kinds(memory: int) -> list[type]:
-        data = TrainingData(real, None, SIDE, memory=memory)
+        data = TrainingData(real, None, SIDE, memory_limit=memory)
         return [type(data.images(name)) for name in ("validation", "train")]
 
     assert kinds(10 * train_bytes) == [InMemoryImages, InMemoryImages]
@@ -197,4 +197,4 @@ def test_workers_share_the_cores_of_a_machine(split, monkeypatch):
     images = open_images(split, SIDE, limit=0)
     assert isinstance(images, StreamedImages)
     many, few = ([part.numpy() for part in ranges(0, stop, 64)] for stop in (4096, 100))
-    assert (images._workers(many), images._workers(few)) == (3, 0)
+    assert (images._num_workers(many), images._num_workers(few)) == (3, 0)

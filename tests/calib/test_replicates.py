@@ -6,13 +6,13 @@ from scipy.stats import t as student
 
 from semix.calib.replicates import (
     Unit,
-    centred,
+    centre_resamples,
     compare,
     compare_all,
     holm,
     interval,
     p_value,
-    paired,
+    pair_values,
 )
 
 
@@ -54,21 +54,21 @@ def test_only_what_both_have_is_compared():
 def test_a_run_without_mixed_images_stands_beside_every_draw():
     new = {Unit(s, d, 0): [10.0 * s + d] for s in (0, 1) for d in (4, 5)}
     old = {Unit(s, None, 0): [10.0 * s] for s in (0, 1)}
-    both = paired(new, old)
+    both = pair_values(new, old)
     assert both is not None
     assert (both[0] - both[1]).tolist() == [[[[4.0]], [[5.0]]]] * 2
     del new[0, 5, 0]  # a split that lacks a run is left out
-    both = paired(new, old)
+    both = pair_values(new, old)
     assert both is not None
     assert both[0].tolist() == [[[[14.0]], [[15.0]]]]
 
 
 def test_bootstrap_resamples_pair_where_both_have_them():
     new, old = {Unit(0, None, 0): [1.0, 3.0]}, {Unit(0, None, 0): [0.5, 1.5]}
-    both = paired(new, old)
+    both = pair_values(new, old)
     assert both is not None
     assert (both[0] - both[1]).ravel().tolist() == [0.5, 1.5]
-    both = paired(new, {Unit(0, None, 0): [0.5]})
+    both = pair_values(new, {Unit(0, None, 0): [0.5]})
     assert both is not None
     assert (both[0] - both[1]).ravel().tolist() == [1.5]
 
@@ -125,5 +125,5 @@ def test_holm_multiplies_by_what_is_left_and_never_falls():
 
 
 def test_resampled_values_are_centred_on_the_value_itself():
-    assert centred(2.0, [2.5, 3.0, 3.5]) == [1.5, 2.0, 2.5]
-    assert centred(2.0, []) == [2.0]
+    assert centre_resamples(2.0, [2.5, 3.0, 3.5]) == [1.5, 2.0, 2.5]
+    assert centre_resamples(2.0, []) == [2.0]

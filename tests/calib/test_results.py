@@ -16,8 +16,8 @@ from semix.calib.results import (
     Summary,
     by_data,
     load_methods,
+    measures_in,
     ranks,
-    shown_in,
     significant_change,
 )
 from semix.data.errors import InputError
@@ -28,7 +28,7 @@ MINUS = "\N{MINUS SIGN}"
 
 def test_measures_are_those_of_calibration_metrics():
     got = calibration_metrics(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
-    shown = {measure.key for table in ("page", "run", "study") for measure in shown_in(table)}
+    shown = {measure.key for table in ("page", "run", "study") for measure in measures_in(table)}
     assert shown <= got.as_dict().keys()
 
 
@@ -82,7 +82,7 @@ def test_run_that_is_not_evaluated(tmp_path: Path):
 
 def test_evaluation_of_another_schema(runs: list[Path]):
     (runs[0] / "evaluation.json").write_text('{"schema": 1}')
-    with pytest.raises(InputError, match="schema 1 where 3 is read"):
+    with pytest.raises(InputError, match="has schema 1 where 3 is needed"):
         load_methods(runs)
 
 

@@ -17,9 +17,9 @@ from semix.calib.run_folder import (
     is_measured,
     pin_data,
     pinned_index,
+    require_trained,
     seed_folder,
     seed_lock,
-    trained_run,
 )
 from semix.calib.stopping import Interrupted
 from semix.data.errors import InputError
@@ -65,10 +65,9 @@ def earlier(make_config, tmp_path):
 
 def test_a_run_of_the_stem_that_large_images_had_before_is_named(earlier, make_config):
     run, config = earlier
-    for open_run in (lambda: load_classifier(run, 0), lambda: trained_run(run)):
+    for open_run in (lambda: load_classifier(run, 0), lambda: require_trained(run)):
         with pytest.raises(InputError, match=r"config\.json model\.stem = None: .* stem for small"):
             open_run()
-    new = config.model_copy(update={"model": make_config("real.image_size=96").model})
     new = make_config("real.image_size=96", "model={name: resnet18, width: 2}", *ALONE)
     write_json(run / EVALUATION, {"rows": []})
     assert not is_measured(new, run)
@@ -150,7 +149,7 @@ def test_a_training_that_was_killed_lets_go(lock_holder, tmp_path):
 @pytest.mark.process
 def test_who_waits_can_be_stopped(lock_holder, tmp_path):
     with (
-        pytest.raises(Interrupted, match=r"^second: stopped before it was begun"),
+        pytest.raises(Interrupted, match=r"^second: stopped before it began"),
         seed_lock(tmp_path / "seed-0", label="second", stop=lambda: True),
     ):
         raise AssertionError("both hold it")

@@ -50,9 +50,9 @@ def test_it_goes_on_from_its_state():
 
 
 def test_nothing_is_watched_by_default():
-    assert not EpochSelection("last", None).watching
-    assert EpochSelection("brier", None).watching
-    assert EpochSelection("last", EarlyStopConfig()).watching
+    assert not EpochSelection("last", None).needs_validation
+    assert EpochSelection("brier", None).needs_validation
+    assert EpochSelection("last", EarlyStopConfig()).needs_validation
 
 
 def test_only_accuracy_is_better_when_higher():

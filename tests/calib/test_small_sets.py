@@ -107,8 +107,8 @@ def test_the_warning_is_the_last_line_that_is_printed(
 )
 def test_batches_and_learning_rate_follow_the_size_of_the_training_set(images, batch, rate):
     head = MaCCalConfig()
-    assert head.batch_of(images) == batch
-    assert head.optimiser_of(images).learning_rate == pytest.approx(rate)
+    assert head.batch_size_for(images) == batch
+    assert head.optimiser_for(images).learning_rate == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
@@ -120,5 +120,5 @@ def test_batches_and_learning_rate_follow_the_size_of_the_training_set(images, b
     ],
 )
 def test_what_is_set_by_hand_stays(head: HeadConfig, batch: int, rate: float):
-    assert head.batch_of(300) == batch
-    assert head.optimiser_of(300).learning_rate == rate
+    assert head.batch_size_for(300) == batch
+    assert head.optimiser_for(300).learning_rate == rate

@@ -244,6 +244,7 @@ def test_weights_that_are_no_numbers_any_more_end_the_training(make_stage):
         "optimiser={learning_rate: 1e38, weight_decay: 1e3, schedule: constant}",
     )
     with pytest.raises(
-        Diverged, match=r"^after its last step backbone\..* is NaN or infinite; lower optimiser"
+        Diverged,
+        match=r"^after the epoch's last step backbone\..* is NaN or infinite; lower optimiser",
     ):
         stage.train_epoch(0)

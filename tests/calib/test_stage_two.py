@@ -70,7 +70,7 @@ def network(configured: Callable[..., TrainConfig], data: TrainingData) -> Netwo
     """An untrained network whose batch norms have statistics of the training images."""
     torch.manual_seed(0)
     network = Network(configured(), data.num_classes)
-    network.normalise.fit(data.train_pixels)
+    network.normalise.fit(data.train_histogram)
     network.train()(data.images("train").tensor)
     return network.eval()
 
@@ -205,7 +205,7 @@ def test_the_head_is_that_of_a_network_inside_the_loop(
     torch.testing.assert_close(dict(stage.head.state_dict()), dict(expected), rtol=0, atol=1e-5)
     order = stage.views.order(EPOCHS - 1)
     assert order.shape == (3, BATCH)
-    views = stage.views.of_epoch(EPOCHS - 1)[order]
+    views = stage.views.features_of_epoch(EPOCHS - 1)[order]
     torch.testing.assert_close(views, torch.stack(features), rtol=0, atol=1e-5)
 
 
@@ -218,17 +218,17 @@ def test_each_view_is_made_once_and_used_in_turn(make_stage: Make):
     passes = []
     two = make_stage("head.views=2").views
     two.network.backbone.features.register_forward_hook(lambda *_: passes.append(1))
-    views = [two.of_epoch(epoch) for epoch in range(5)]
+    views = [two.features_of_epoch(epoch) for epoch in range(5)]
     assert views[0] is views[2] is views[4]
     assert views[1] is views[3]
     assert len(passes) == 2 * 2  # the batches of a view, then the remainder that fills no batch
     fresh = make_stage().views
-    fresh_views = [fresh.of_epoch(epoch) for epoch in range(3)]
+    fresh_views = [fresh.features_of_epoch(epoch) for epoch in range(3)]
     for epoch in (0, 1):
         torch.testing.assert_close(views[epoch], fresh_views[epoch], rtol=0, atol=0)
     assert (fresh_views[2] - fresh_views[0]).abs().max() > 0.01
-    former = weakref.ref(fresh.of_epoch(3))
-    fresh.of_epoch(4)
+    former = weakref.ref(fresh.features_of_epoch(3))
+    fresh.features_of_epoch(4)
     assert former() is None  # of new views, only one is in memory at a time
     moved = (two.unaugmented() - fresh_views[0]).abs().amax(1) > 0.01
     remainder = torch.ones(60, dtype=torch.bool).index_fill(0, two.order(0).flatten(), False)
@@ -249,8 +249,8 @@ def test_a_view_that_is_being_made_can_be_stopped(make_stage: Make, monkeypatch)
 
 def test_features_are_made_once_where_nothing_is_augmented(make_stage: Make, data: TrainingData):
     views = make_stage("augment.shift=0").views
-    features = views.of_epoch(0)
-    assert features is views.of_epoch(3) is views.unaugmented()
+    features = views.features_of_epoch(0)
+    assert features is views.features_of_epoch(3) is views.unaugmented()
     expected = views.network.features(data.images("train").tensor)
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-5)
 
@@ -259,10 +259,10 @@ def test_images_are_augmented_for_the_head_where_it_asks(make_stage: Make, make_
     assert not make_config().head.augment  # MaC-Cal's paper
     assert make_config("head.method=tst").head.augment  # TST's code
     views = make_stage("head.augment=false").views
-    unchanged = make_stage("augment.shift=0").views.of_epoch(0)
-    assert views.of_epoch(0) is views.of_epoch(3)
-    torch.testing.assert_close(views.of_epoch(0), unchanged, rtol=0, atol=0)
-    assert (make_stage().views.of_epoch(0) - unchanged).abs().max() > 0.01
+    unchanged = make_stage("augment.shift=0").views.features_of_epoch(0)
+    assert views.features_of_epoch(0) is views.features_of_epoch(3)
+    torch.testing.assert_close(views.features_of_epoch(0), unchanged, rtol=0, atol=0)
+    assert (make_stage().views.features_of_epoch(0) - unchanged).abs().max() > 0.01
 
 
 def test_a_summed_loss_is_a_mean_at_a_learning_rate_of_a_batch_more(make_stage: Make):
@@ -278,7 +278,7 @@ def test_a_head_that_ends_at_chance_is_no_result(make_stage: Make):
     stage = make_stage("head.optimiser.learning_rate=1e-12")
     stage.objective.controller.base_accuracy = 0.9
     trained(stage, range(EPOCHS - 1))
-    text = r"^masked, the head is right in [\d.]+ % of the training images, as by chance; raise"
+    text = r"^the masked head is right in [\d.]+ % of training images, as by chance; raise"
     with pytest.raises(Diverged, match=text):
         stage.train_epoch(EPOCHS - 1)
 
@@ -332,7 +332,7 @@ def test_an_extra_pass_measures_the_head_as_it_is_used(make_stage: Make):
     options = ("head.mask_mode=preserve", "head.inference=expected")
     plain, extra = make_stage(*options, "head.extra_pass=false"), make_stage(*options)
     running, metrics = plain.train_epoch(0), extra.train_epoch(0)
-    logits = extra.head.eval()(extra.views.of_epoch(0))
+    logits = extra.head.eval()(extra.views.features_of_epoch(0))
     confidence, predicted = logits.softmax(1).max(1)
     assert metrics["accuracy"] == pytest.approx((predicted == extra.targets).float().mean().item())
     assert metrics["confidence"] == pytest.approx(confidence.mean().item(), rel=1e-6)
@@ -393,7 +393,7 @@ def test_the_loss_of_the_head_sees_the_features_and_learns_outside_the_clipping(
     moved = [(a - b).abs().max().item() for a, b in zip(stage.loss.parameters(), gate, strict=True)]
     assert max(moved) > 1e-4
     # With momentum 1 the running norm is that of the last batch.
-    last = stage.views.of_epoch(0)[stage.views.order(0)[-1]]
+    last = stage.views.features_of_epoch(0)[stage.views.order(0)[-1]]
     torch.testing.assert_close(stage.loss.norm_mean, last.abs().sum(1).mean()[None])
     assert stage.loss.norm_batches.item() == stage.steps == 3
 
@@ -402,7 +402,7 @@ def test_a_loss_learns_from_validation_after_every_epoch(make_stage: Make):
     stage = trained(make_stage("head.loss.name=ada_focal"), range(1))
     expected = build_loss("ada_focal", 10)
     before = expected.gammas.clone()
-    expected.end_epoch(HeadFeedback(stage.head, stage.plain))
+    expected.end_epoch(HeadFeedback(stage.head, stage.unaugmented))
     torch.testing.assert_close(stage.loss.gammas, expected.gammas, rtol=0, atol=0)
     assert (expected.gammas != before).any()
 
@@ -410,7 +410,7 @@ def test_a_loss_learns_from_validation_after_every_epoch(make_stage: Make):
 def test_feedback_is_what_the_whole_classifier_says(make_stage: Make, data: TrainingData):
     stage = trained(make_stage("head.method=vtst"), range(1))
     stage.head.train()
-    feedback = HeadFeedback(stage.head, stage.plain)
+    feedback = HeadFeedback(stage.head, stage.unaugmented)
     classifier = Classifier(stage.network, stage.head)
     for split in ("train", "validation"):
         outputs = feedback.outputs(split)

@@ -8,8 +8,8 @@ import pytest
 
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run
-from semix.calib.study import StudyConfig, cells_of, check_cells, choose, merged, rows_of
-from semix.calib.study_jobs import Job, plan_jobs, take_over
+from semix.calib.study import StudyConfig, cells_of, check_cells, merged, rows_of, select_cells
+from semix.calib.study_jobs import Job, copy_first_stage, plan_jobs
 from semix.calib.train import train_run
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
@@ -160,14 +160,14 @@ def test_shipped_studies_train_acls_with_the_margin_of_small_images(path):
 
 def test_cells_are_chosen_by_name(make_study):
     cells = cells_of(make_study(TWO))
-    assert [cell.name for cell in choose(cells, ["*/ce", "small/m*"])] == [
+    assert [cell.name for cell in select_cells(cells, ["*/ce", "small/m*"])] == [
         "small/ce",
         "small/mac",
         "smaller/ce",
     ]
-    assert choose(cells, []) == cells
+    assert select_cells(cells, []) == cells
     with pytest.raises(InputError, match=r"^--only = ce: no cell .*; choose from small/"):
-        choose(cells, ["small/ce", "ce"])
+        select_cells(cells, ["small/ce", "ce"])
 
 
 def test_mappings_are_merged_and_everything_else_is_replaced():
@@ -218,10 +218,10 @@ def test_cells_with_one_first_stage_are_one_job(make_study):
 def test_seeds_are_split_where_jobs_are_too_few(make_study):
     cells = cells_of(make_study())
     assert plan_jobs(cells, slots=4) == [
-        Job(("digits/ce", "digits/mac"), (0, 2), split=True),
-        Job(("digits/ce", "digits/mac"), (1,), split=True),
-        Job(("digits/ls",), (0, 2), split=True),
-        Job(("digits/ls",), (1,), split=True),
+        Job(("digits/ce", "digits/mac"), (0, 2), shares_runs=True),
+        Job(("digits/ce", "digits/mac"), (1,), shares_runs=True),
+        Job(("digits/ls",), (0, 2), shares_runs=True),
+        Job(("digits/ls",), (1,), shares_runs=True),
     ]
     assert len(plan_jobs(cells, slots=99)) == 6
 
@@ -229,7 +229,7 @@ def test_seeds_are_split_where_jobs_are_too_few(make_study):
 def test_only_the_runs_that_fill_no_round_are_split(make_study):
     cells = [cell for cell in cells_of(make_study()) if cell.method != "mac"]
     three = [*cells, replace(cells[1], method="third", config=other_loss(cells[1].config))]
-    assert [job.split for job in plan_jobs(three, slots=2)] == [False, False, True, True]
+    assert [job.shares_runs for job in plan_jobs(three, slots=2)] == [False, False, True, True]
     assert [job.seeds for job in plan_jobs(three, slots=2)[2:]] == [(0, 2), (1,)]
 
 
@@ -255,8 +255,8 @@ def test_a_head_on_a_shared_stage_is_the_head_on_its_own(trained, tmp_path, caps
     out, cells = trained
     shared = claim_run(cells["mac"].config, cells["mac"].run(out)).parent
     own = claim_run(cells["mac"].config, tmp_path / "own").parent
-    assert take_over(shared, seed=0) == cells["ce"].run(out)
-    assert take_over(shared, seed=0) is None  # it is begun now
+    assert copy_first_stage(shared, seed=0) == cells["ce"].run(out)
+    assert copy_first_stage(shared, seed=0) is None  # it is begun now
     train_run(own)
     capsys.readouterr()
     train_run(shared)
@@ -271,12 +271,12 @@ def test_a_head_on_a_shared_stage_is_the_head_on_its_own(trained, tmp_path, caps
 def test_nothing_is_taken_over_from_other_settings_or_data(trained, tmp_path):
     out, cells = trained
     ls = claim_run(cells["ls"].config, cells["ls"].run(out)).parent
-    assert take_over(ls, seed=0) is None
+    assert copy_first_stage(ls, seed=0) is None
     assert not (ls / "seed-0").exists()
     late = claim_run(cells["mac"].config, out / "digits" / "late").parent
-    assert take_over(late, seed=1) is None  # a seed that nobody has trained
+    assert copy_first_stage(late, seed=1) is None  # a seed that nobody has trained
     record = json.loads((out / "digits/ce/data.json").read_text())
-    assert take_over(late, seed=0) is not None
+    assert copy_first_stage(late, seed=0) is not None
     (late / "data.json").write_text(json.dumps({**record, "real": "of other images"}))
     with pytest.raises(InputError, match=r"data\.json real = of other images: is not what"):
         train_run(late)

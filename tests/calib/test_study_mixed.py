@@ -3,7 +3,7 @@
 import pandas
 import pytest
 
-from semix.calib.study_mixed import MIXED_FIGURES, mixed_table, read_mixed
+from semix.calib.study_mixed import MIXED_CSV, mixed_table, read_mixed
 
 
 def line(build: str, split: int, draw: int, **values: float) -> dict[str, object]:
@@ -22,7 +22,7 @@ def test_builds_are_compared_draw_by_draw(tmp_path):
         for draw in (0, 1)
     ]
     assert read_mixed(tmp_path) is None
-    pandas.DataFrame(lines).to_csv(tmp_path / MIXED_FIGURES, index=False)
+    pandas.DataFrame(lines).to_csv(tmp_path / MIXED_CSV, index=False)
     frame = read_mixed(tmp_path)
     assert frame is not None
     table = mixed_table(frame)

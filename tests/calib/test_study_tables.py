@@ -14,7 +14,7 @@ from semix.calib.metrics import calibration_metrics
 from semix.calib.replicates import interval
 from semix.calib.study import GridChoice, cells_of
 from semix.calib.study_jobs import note_failure
-from semix.calib.study_results import choose_point, make_tables, read_results
+from semix.calib.study_results import make_tables, read_results, select_combination
 from semix.calib.study_tables import (
     as_csv,
     latex_document,
@@ -315,7 +315,7 @@ def test_what_a_choice_takes(choice, expected):
         "shy": {"accuracy": 0.895, "ece": 0.03, "nll": 0.6, "confidence": 0.9},
     }
     reference = {"accuracy": 0.90, "confidence": 0.83}
-    assert choose_point(GridChoice(**choice), means, reference) == expected
+    assert select_combination(GridChoice(**choice), means, reference) == expected
 
 
 def test_every_interval_can_be_computed_from_the_resamples(make_study, tmp_path):

@@ -95,7 +95,7 @@ def test_a_tracker_that_cannot_start_is_a_warning(make_run, capsys):
     assert (run / "evaluation.json").is_file()
     warning = capsys.readouterr().err
     assert "warning: all seed 0: tensorboard failed (" in warning
-    assert warning.rstrip().endswith("; training goes on, history.jsonl has all")
+    assert warning.rstrip().endswith("; training continues, history.jsonl has all metrics")
 
 
 # The writer's own thread dies of it, as it should.
@@ -120,7 +120,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_anything_starts(make_ru
     monkeypatch.setitem(sys.modules, "wandb", None)
     run = make_run("run", "trackers=[tensorboard,wandb]")
     with pytest.raises(
-        InputError, match=r"^trackers = wandb: is not installed; `pip install wandb`"
+        InputError, match=r"^trackers = wandb: is not installed; run `pip install wandb`"
     ):
         train_run(run)
     assert [path.name for path in run.iterdir()] == ["config.json"]

@@ -127,7 +127,7 @@ def test_an_epochs_checkpoint_is_there_before_its_line(make_run, monkeypatch):
 
 
 def test_a_training_says_what_it_costs_and_how_far_a_long_epoch_is(make_run, monkeypatch, capsys):
-    monkeypatch.setattr("semix.calib.epoch_lines.LONG_S", 0.0)
+    monkeypatch.setattr("semix.calib.epoch_lines.MAX_PAUSE_S", 0.0)
     train_run(make_run("run", "mixed=null", "epochs=2", "head.epochs=1", "real.image_size=8"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("all: resnet8: ") and "GMAC per image of 8 pixels" in lines[0]

@@ -135,7 +135,7 @@ def test_a_picture_given_as_a_config_is_named_as_no_text(tmp_path):
         InputError, match=r"is not text.* give the path or URL of a YAML file$"
     ) as caught:
         load_settings(Outer, file)
-    assert (caught.value.field, caught.value.value) == ("config", file)
+    assert (caught.value.field, caught.value.value) == ("config", str(file))
 
 
 @pytest.mark.parametrize(

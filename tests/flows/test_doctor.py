@@ -430,7 +430,7 @@ def training(tmp_path):
         ("mixed.exclude.flagged=[still]", "exclude.flagged = still", "was not audited"),
         ("mixed.labels=cd34cd34", "mixed.labels = cd34cd34", "has no labels for 1 shards"),
         ("mixed.labels=ef56ef56", "mixed.labels = ef56ef56", ""),
-        ("accumulate=5", "accumulate = 5", "do not divide into so many equal parts"),
+        ("accumulate=5", "accumulate = 5", "do not divide into 5 equal parts"),
     ],
 )
 def test_what_a_training_would_refuse_is_named(home, training, override, found, remedy):

@@ -232,11 +232,11 @@ def test_a_slot_whose_gpu_is_lost_ends_and_others_go_on(prefect_api, tmp_path, m
 
 
 def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypatch):
-    def take_over(run, seed):
+    def copy_first_stage(run, seed):
         if run.name == "damaged":
             raise SafetensorError("header too small")
 
-    monkeypatch.setattr(study_flow, "take_over", take_over)
+    monkeypatch.setattr(study_flow, "copy_first_stage", copy_first_stage)
     monkeypatch.setattr(
         study_flow, "_launch", lambda *_, **__: (ChildExit(1, 0, False, False, ()), "")
     )

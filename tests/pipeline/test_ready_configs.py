@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from semix.calib.check import check
+from semix.calib.check import check_config
 from semix.calib.config import TrainConfig
 from semix.calib.study import StudyConfig, cells_of, check_cells
 from semix.configs import FOLDER as CONFIGS
@@ -49,7 +49,7 @@ def test_a_training_of_own_pictures_passes_every_check(name, tmp_path):
     for label in ("jay", "owl"):
         (tmp_path / label).mkdir()
     config = load_settings(TrainConfig, CONFIGS / name, [f"real.path={tmp_path}"])
-    check(config)
+    check_config(config)
     assert name == f"train-imagefolder-{config.real.image_size}.yaml"
     assert config.augment.shift * 8 == config.real.image_size  # as its comment says
 
@@ -76,10 +76,10 @@ def test_every_cell_of_a_study_can_be_trained_once_its_data_is_there(name, cifar
         config = cell.config.model_copy(update={"mixed": None})
         if config.real.name == "imagefolder":
             with pytest.raises(InputError, match=r"^real\.path = nothing: imagefolder needs"):
-                check(config)
+                check_config(config)
             real = config.real.model_copy(update={"path": str(cifar)})
             config = config.model_copy(update={"real": real})
-        check(config)
+        check_config(config)
 
 
 def test_a_study_whose_mixed_images_are_not_named_says_so(cifar):

@@ -5,11 +5,11 @@ import torch
 from accelerate import Accelerator
 
 from semix.calib.batches import Normalise
-from semix.calib.check import check
+from semix.calib.check import check_config
 from semix.calib.losses import build_loss
 from semix.calib.methods import build_method
 from semix.calib.network import Network
-from semix.calib.real_data import count_pixels, open_data
+from semix.calib.real_data import open_data, pixel_histogram
 from semix.calib.stage_one import BaseStage
 from semix.data.errors import InputError
 
@@ -22,7 +22,7 @@ from semix.data.errors import InputError
             {},
             r"method\.name = cutout: choose one of plain, mixup, cutmix, regmixup, rank",
         ),
-        ("plain", {"alpha": 1}, r"method\.alpha = 1: takes none"),
+        ("plain", {"alpha": 1}, r"method\.alpha = 1: unknown parameter"),
         ("mixup", {"alpha": 0}, r"method\.alpha = 0: must be above 0"),
         ("mixup", {"heavier": "no"}, r"method\.heavier = no: give true or false"),
         ("cutmix", {"alpha": -1.0}, r"method\.alpha = -1\.0: must be above 0"),
@@ -45,7 +45,7 @@ def test_bad_settings_are_named(name: str, params: dict, text: str):
 
 def test_float_images_pass_as_their_uint8_selves():
     images = torch.randint(256, (6, 4, 4, 3), dtype=torch.uint8)
-    normalise = Normalise().fit(count_pixels([images]))
+    normalise = Normalise().fit(pixel_histogram([images]))
     torch.testing.assert_close(normalise(images.float()), normalise(images), rtol=0, atol=0)
 
 
@@ -61,14 +61,14 @@ def test_a_network_sees_images_in_their_own_range_and_layout(linear, make_batch,
 @pytest.mark.parametrize("name", ["mixup", "cutmix", "mit"])
 def test_losses_that_cannot_take_blends_are_refused(make_config, name):
     with pytest.raises(InputError, match=rf"loss\.name = ls: method {name} trains with ce$"):
-        check(make_config("loss.name=ls", f"method.name={name}"))
+        check_config(make_config("loss.name=ls", f"method.name={name}"))
 
 
 @pytest.mark.parametrize("name", ["plp", "balcal"])
 def test_methods_with_a_classifier_of_their_own_take_no_head(make_config, name):
     config = make_config("loss.name=ce", f"method.name={name}", "model.width=4")
     with pytest.raises(InputError, match=rf"method\.name = {name}: changes the classifier itself"):
-        check(config)
+        check_config(config)
 
 
 TRAINED = [
@@ -87,7 +87,7 @@ TRAINED = [
 def test_training_lowers_the_loss(make_config, method):
     changes = ["loss.name=ce", "head=null", "mixed=null", "model={name: lenet}"]
     config = make_config(*changes, "epochs=12", *method.split())
-    check(config)
+    check_config(config)
     data = open_data(config)
     # From some first weights BalCAL learns little in twelve epochs; which ones, rounding decides.
     stage = BaseStage(config, data, seed=3, accelerator=Accelerator(cpu=True))
@@ -100,7 +100,7 @@ def test_training_lowers_the_loss(make_config, method):
 @pytest.mark.parametrize("method", TRAINED)
 def test_mixed_images_pass_beside_every_method(make_config, method):
     config = make_config("loss.name=ce", "head=null", "model.width=3", *method.split())
-    check(config)
+    check_config(config)
     stage = BaseStage(config, open_data(config), seed=0, accelerator=Accelerator(cpu=True))
     metrics = stage.train_epoch(0)
     assert 0 < metrics["mixed_loss"] < 2

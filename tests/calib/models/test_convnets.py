@@ -107,7 +107,7 @@ def test_resnet_equals_torchvision_behind_a_small_stem(name: str):
         block=getattr(convnets, name),
         blocks=(1, 2, 1, 1),
         widths=(64, 128, 256, 512),
-        stem=64,
+        stem_width=64,
     )
     peer = torchvision.models.ResNet(
         getattr(torchvision.models.resnet, name), [1, 2, 1, 1], num_classes=10
@@ -230,7 +230,7 @@ def test_how_many_parts_can_be_frozen(name: str, parts: int):
         ("resnet8", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),
         ("resnet8", 10, {"width": 1.5}, r"model\.width = 1\.5: give a whole number"),
         ("resnet50", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),
-        ("wrn26_10", 10, {"width": 2}, r"model\.width = 2: takes none"),
+        ("wrn26_10", 10, {"width": 2}, r"model\.width = 2: unknown parameter"),
         ("resnet50", 10, {"stem": "7x7"}, r"model\.stem = 7x7: choose one of small, imagenet"),
         ("resnet8", 1, {}, r"num_classes = 1: give a whole number of at least 2"),
     ],

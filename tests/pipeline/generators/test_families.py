@@ -19,7 +19,7 @@ from semix.pipeline.config import FLOW_FAMILIES, GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.dit import WeightedLabels, label_numbers
 from semix.pipeline.generators.flow_models import packed, unpacked
-from semix.pipeline.generators.latent_diffusion import unscaled
+from semix.pipeline.generators.latent_diffusion import denormalise
 from semix.pipeline.noise import initial_noise
 from semix.pipeline.prompts import checked_prompts, prompts
 
@@ -126,7 +126,7 @@ def test_images_and_latents_are_those_of_the_pipeline_itself(load, family):
     expected = reference(generator, names, noise, "latent")
     tolerance = 1e-5 if generator.config.family in FLOW_FAMILIES else 1e-3
     # FLUX.2's pipeline gives them as the VAE reads them.
-    actual = unscaled(latents, generator.vae) if family == "tiny_flux2" else latents
+    actual = denormalise(latents, generator.vae) if family == "tiny_flux2" else latents
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=1e-4)
     images = generator.decode(latents).numpy().astype(int)
     difference = np.abs(images - np.round(reference(generator, names, noise, "np") * 255))

@@ -16,7 +16,12 @@ from semix.data.settings import load_settings
 from semix.pipeline.conditioning import concatenate
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators import load_generator
-from semix.pipeline.generators.latent_diffusion import COMPILER, decode_batch_size, unscaled, upcast
+from semix.pipeline.generators.latent_diffusion import (
+    COMPILER,
+    decode_batch_size,
+    denormalise,
+    upcast,
+)
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.noise import initial_noise
 from tests.emulated_cuda import emulated_cuda
@@ -95,11 +100,11 @@ def make_vae(**settings) -> AutoencoderKL:
 def test_latents_are_scaled_and_shifted_back_as_the_config_says():
     latents = torch.tensor([2.0, 6.0]).view(1, 2, 1, 1)
     plain = make_vae(scaling_factor=0.5)
-    assert unscaled(latents, plain).flatten().tolist() == [4, 12]
+    assert denormalise(latents, plain).flatten().tolist() == [4, 12]
     shifted = make_vae(scaling_factor=0.5, shift_factor=1.5)
-    assert unscaled(latents, shifted).flatten().tolist() == [5.5, 13.5]
+    assert denormalise(latents, shifted).flatten().tolist() == [5.5, 13.5]
     moments = make_vae(scaling_factor=0.5, latents_mean=[1.0, 2.0], latents_std=[3.0, 0.5])
-    assert unscaled(latents, moments).flatten().tolist() == [13, 8]
+    assert denormalise(latents, moments).flatten().tolist() == [13, 8]
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,8 @@ def test_all_samplers_arrive_where_the_model_points(own):
 
     for name in DETERMINISTIC:
         scheduler = sampler(OWN[own], name=name, spacing="trailing")
-        of_sigma = hasattr(scheduler, "sigmas") and scheduler.init_noise_sigma != 1
 
-        def predict(
-            scaled: Tensor, timestep: Tensor, of_sigma: bool = of_sigma, scheduler: Any = scheduler
-        ) -> Tensor:
+        def predict(scaled: Tensor, timestep: Tensor) -> Tensor:
             signal = alphas[int(timestep)]
             noise = (scaled - signal.sqrt() * image) / (1 - signal).sqrt()
             if predicts_noise:
