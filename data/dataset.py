@@ -274,9 +274,15 @@ class MixedImages(Dataset[Sample]):
     def __getitems__(self, images: Sequence[int]) -> list[Sample]:
         """The samples of a batch, read at once; DataLoader calls this method."""
         batch = self[images]
-        # Python numbers are collated much faster than tensors of one number.
-        columns = (v.tolist() if v.ndim == 1 else v.unbind() for v in batch.values())
+        columns = map(_column, batch.values())
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _column(values: Tensor) -> Sequence[Any]:
+    """One value per sample, of a type that is collated quickly and comes back as this dtype."""
+    if values.ndim > 1:
+        return values.unbind()
+    return list(values.numpy()) if values.is_floating_point() else values.tolist()
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Rules and audit flags for series that are left out while reading; none are deleted."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -8,6 +9,8 @@ from pydantic import Field
 from semix.data.formats import AUDITS, SeriesFlags
 from semix.data.root import Root
 from semix.data.settings import Settings
+
+AUDIT = re.compile(rf"{AUDITS}/\d{{1,9}}\.json")
 
 
 class Exclusion(Settings):
@@ -31,7 +34,8 @@ class Exclusion(Settings):
     max_disagreement: float | None = Field(
         None,
         ge=0,
-        description="leave out series with an image whose weights by the two encoders differ more",
+        description="leave out series with an image whose labels by the two encoders differ more, "
+        "in total variation from 0 to 1",
     )
     min_stability: float | None = Field(
         None, ge=-1, le=1, description="leave out series whose noise is less stable"
@@ -51,7 +55,8 @@ def store_flags(root: Root, flags: SeriesFlags) -> str:
     for name, stored in _stored(root, flags.index):
         if stored == flags:
             return name
-    number = len(_names(root))
+    names = _names(root)
+    number = 1 + _number(names[-1]) if names else 0
     while not root.store.create(f"{AUDITS}/{number}.json", flags.written()):
         number += 1
     return f"{AUDITS}/{number}.json"
@@ -84,5 +89,9 @@ def _stored(root: Root, index: str) -> Iterator[tuple[str, SeriesFlags]]:
 
 
 def _names(root: Root) -> list[str]:
-    names = [name for name in root.store.list(AUDITS) if name.endswith(".json")]
-    return sorted(names, key=lambda name: (len(name), name))  # 10 after 9
+    """Names of the audits, oldest first."""
+    return sorted(filter(AUDIT.fullmatch, root.store.list(AUDITS)), key=_number)
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix(f"{AUDITS}/").removesuffix(".json"))

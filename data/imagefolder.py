@@ -14,7 +14,15 @@ from semix.data.fingerprint import file_digest, fingerprint
 from semix.data.images import PICTURES, load_square
 from semix.data.machine import cores
 from semix.data.printable import printable_line
-from semix.data.splits import SPLITS, ImageSplit, RealDataConfig, RealDataset, stratified_split
+from semix.data.splits import (
+    SPLITS,
+    HeartbeatCallback,
+    ImageSplit,
+    RealDataConfig,
+    RealDataset,
+    split_sizes,
+    stratified_split,
+)
 from semix.data.threads import mapped
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"}
@@ -63,18 +71,24 @@ def check_outside_images(pictures: str | None, path: str | Path, *, field: str =
         raise InputError(field, path, f"{remedy}there is a class); choose a place outside of it")
 
 
-def load_imagefolder(config: RealDataConfig) -> RealDataset:
+def load_imagefolder(
+    config: RealDataConfig, *, heartbeat: HeartbeatCallback = lambda: None
+) -> RealDataset:
     """Open the folder; images are decoded on access.
 
     With `skip_bad` all images are decoded now, and bad ones are left out before the split, so that
     the splits depend only on the files, and are the same in every process.
+
+    Args:
+        heartbeat: called after each image that is decoded now.
     """
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
     bad: Mapping[Path, str] = {}
-    if config.skip_bad and (report := inspect_folder(config)).bad:
-        bad = report.bad
-        log.warning("%s", report.left_out())
+    if config.skip_bad:
+        report = inspect_folder(config, lambda done, total: heartbeat())
+        if bad := report.bad:
+            log.warning("%s", report.left_out())
     if folders:
         splits = _splits_from_folders(config, folders, names, bad)
     else:
@@ -257,8 +271,25 @@ def _split_at_random(
     images = _list(root, names, bad)
     _check_nonempty(root, "train", names, images[1], folder=root)
     sizes = (config.train_per_class, config.validation_per_class)
+    _check_test_images_remain(names, images[1], sizes)
     splits = stratified_split(images[1], sizes, seed=config.split_seed)
     return [_take(images, indices) for indices in splits]
+
+
+def _check_test_images_remain(
+    names: Sequence[str], targets: np.ndarray, sizes: tuple[int | None, int | None]
+) -> None:
+    """Raises InputError naming the configured size that leaves a class without test images."""
+    counts = np.bincount(targets)
+    rarest, count = names[int(counts.argmin())], int(counts.min())
+    train, validation = split_sizes(count, sizes)
+    has = f"class {rarest!r} has {count} images"
+    if sizes[0] is not None and train + validation >= count:
+        remedy = f"{has}, {validation} of them for validation; choose fewer, so that some are left"
+        raise InputError("real.train_per_class", train, f"{remedy} to test on")
+    if sizes[1] is not None and train + validation >= count:
+        remedy = f"{has}, {train} of them to train on; choose fewer, so that some are left"
+        raise InputError("real.validation_per_class", validation, f"{remedy} to test on")
 
 
 def _splits_from_folders(
@@ -317,8 +348,12 @@ class _Files:
     def load(self, indices: np.ndarray) -> np.ndarray:
         return np.stack([_load(self.paths[index], self.size) for index in indices])
 
-    def content(self) -> str:
-        return fingerprint([self.size, *(file_digest(path) for path in self.paths)])
+    def content(self, heartbeat: HeartbeatCallback) -> str:
+        digests = []
+        for digest in mapped(file_digest, self.paths, threads=min(MAX_THREADS, cores())):
+            digests.append(digest)
+            heartbeat()
+        return fingerprint([self.size, *digests])
 
     def name(self, index: int) -> str:
         return str(self.paths[index])

@@ -151,10 +151,14 @@ def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
         and store.get(names[-1], max_bytes=MAX_BYTES) == content
     ):
         return names[-1]
-    number = len(names)
+    number = 1 + _number(names[-1]) if names else 0  # never by count: readers pin by name
     while not store.create(f"{INDICES}/{number}.json", content):
         number += 1
     return f"{INDICES}/{number}.json"
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix(f"{INDICES}/").removesuffix(".json"))
 
 
 class _FirstLine(StoredFile):

@@ -11,22 +11,35 @@ from PIL import Image
 
 from semix.data.errors import InputError
 from semix.data.imagefolder import find_classes, load_imagefolder
-from semix.data.splits import ImageSplit, RealDataConfig, RealDataset, stratified_split
+from semix.data.splits import (
+    HeartbeatCallback,
+    ImageSplit,
+    RealDataConfig,
+    RealDataset,
+    stratified_split,
+)
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PER_CLASS = 30  # so few that plain cross-entropy is visibly overconfident
 RAREST = 174  # number of images of the rarest class, "eight"
 
 
-def load_real(config: RealDataConfig) -> RealDataset:
+def load_real(
+    config: RealDataConfig, *, heartbeat: HeartbeatCallback = lambda: None
+) -> RealDataset:
     """Open a real dataset.
 
+    Args:
+        heartbeat: called after each image that is decoded now, as `skip_bad` makes it decode all.
     Raises:
         InputError: no such folder, fewer than two classes, a class without training images, or
             with fewer test images than requested; more images that cannot be decoded than
             `skip_bad`, if that is set.
     """
-    dataset = load_digits(config) if config.name == "digits" else load_imagefolder(config)
+    if config.name == "digits":
+        dataset = load_digits(config)
+    else:
+        dataset = load_imagefolder(config, heartbeat=heartbeat)
     per_class = config.test_per_class
     if per_class is None:
         return dataset
@@ -86,5 +99,5 @@ def _digit_split(images: np.ndarray, targets: np.ndarray) -> ImageSplit:
     return ImageSplit(targets, images.__getitem__, partial(_content, images))
 
 
-def _content(images: np.ndarray) -> str:
+def _content(images: np.ndarray, heartbeat: HeartbeatCallback) -> str:
     return hashlib.sha256(images.tobytes()).hexdigest()

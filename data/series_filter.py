@@ -51,20 +51,22 @@ class SeriesFilter:
         self._num_series, self._num_kept = self._num_series + len(keep), self._num_kept + sum(keep)
         return keep
 
-    def conclude(self) -> None:
-        """Log how many series each rule left out; called after the last shard.
+    def conclude(self, *, whole: bool = True) -> None:
+        """Log how many series each rule left out since the last call; called after the last shard.
 
+        Args:
+            whole: whether all shards of the index were read, not those of one process.
         Raises:
-            InputError: no series remains.
+            InputError: no series of the whole index remains.
         """
         if not self.rules:
             return
-        log.info("%s", describe(self._counts, remaining=self._num_kept, series=self._num_series))
-        if not self._num_kept:
+        counts, remaining, series = self._counts, self._num_kept, self._num_series
+        self._counts, self._num_kept, self._num_series = dict.fromkeys(self.rules, 0), 0, 0
+        log.info("%s", describe(counts, remaining=remaining, series=series))
+        if whole and not remaining:
             rules = ", ".join(f"{name} {value}" for name, value in self.rules.items())
-            raise InputError(
-                "exclude", rules, f"leaves none of {self._num_series} series; ease a rule"
-            )
+            raise InputError("exclude", rules, f"leaves none of {series} series; ease a rule")
 
     def _left_out(
         self, rule: str, value: Any, shard: ShardEntry, records: Sequence[SeriesRecord]

@@ -219,7 +219,10 @@ class ShardCache:
             return None
         if hashlib.sha256(text).hexdigest().encode() != digest:
             return None
-        manifest = _Manifest.model_validate_json(text)
+        try:
+            manifest = _Manifest.model_validate_json(text)
+        except ValueError:  # another version of semix wrote it
+            return None
         return ShardContents(manifest.records, np.array(manifest.places, dtype=np.int64))
 
     @property

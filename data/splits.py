@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from semix.data.settings import Settings
 Indices = Sequence[int] | np.ndarray
 SPLITS = ("train", "validation", "test")
 ImagePosition = tuple[str, int]  # split, and index in the split
+HeartbeatCallback = Callable[[], None]
 
 
 class RealDataConfig(Settings):
@@ -69,7 +69,7 @@ class ImageSplit:
 
     targets: np.ndarray
     load: Callable[[np.ndarray], np.ndarray] = field(repr=False)
-    content: Callable[[], str] = field(repr=False)
+    content: Callable[[HeartbeatCallback], str] = field(repr=False)
     name: Callable[[int], str] = field(default="image {}".format, repr=False)
 
     def __len__(self) -> int:
@@ -85,10 +85,18 @@ class ImageSplit:
         subset = _Subset(self, indices)
         return ImageSplit(self.targets[indices], subset.load, subset.content, subset.name)
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """Digest of images and targets."""
-        return fingerprint([self.content(), self.targets.tolist()])
+        return self.compute_digest()
+
+    def compute_digest(self, heartbeat: HeartbeatCallback = lambda: None) -> str:
+        """`digest`, computed once from all files; the heartbeat is called after each."""
+        if "_digest" not in self.__dict__:
+            content = self.content(heartbeat)
+            self.__dict__["_digest"] = fingerprint([content, self.targets.tolist()])
+        digest: str = self.__dict__["_digest"]
+        return digest
 
 
 @dataclass(frozen=True)
@@ -101,8 +109,8 @@ class _Subset:
     def load(self, rows: np.ndarray) -> np.ndarray:
         return self.split.load(self.indices[rows])
 
-    def content(self) -> str:
-        return fingerprint([self.split.content(), self.indices.tolist()])
+    def content(self, heartbeat: HeartbeatCallback) -> str:
+        return fingerprint([self.split.content(heartbeat), self.indices.tolist()])
 
     def name(self, index: int) -> str:
         return self.split.name(int(self.indices[index]))
@@ -119,8 +127,8 @@ class _Grey:
         luma = (pixels @ LUMA + 0x8000) >> 16  # [B, S, S], as Pillow rounds
         return np.repeat(luma.astype(np.uint8)[..., None], 3, axis=-1)
 
-    def content(self) -> str:
-        return fingerprint(["grey", self.coloured.content()])
+    def content(self, heartbeat: HeartbeatCallback) -> str:
+        return fingerprint(["grey", self.coloured.content(heartbeat)])
 
 
 LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601, in units of 1 / 65,536
@@ -171,7 +179,7 @@ def stratified_split(
         order = np.random.default_rng([seed, int(target)]).permutation(
             np.flatnonzero(targets == target)
         )
-        train, validation = _sizes(len(order), sizes)
+        train, validation = split_sizes(len(order), sizes)
         class_indices = np.split(order, [train, train + validation])
         for split, indices in zip(splits, class_indices, strict=True):
             split.append(indices)
@@ -179,7 +187,8 @@ def stratified_split(
     return train_split, validation_split, test_split
 
 
-def _sizes(count: int, sizes: tuple[int | None, int | None]) -> tuple[int, int]:
+def split_sizes(count: int, sizes: tuple[int | None, int | None]) -> tuple[int, int]:
+    """Training and validation images of a class of `count`; None is as in `stratified_split`."""
     train = max(1, count * 8 // 10) if sizes[0] is None else sizes[0]
     validation = max(1, count // 10) if sizes[1] is None else sizes[1]
     return train, validation

@@ -139,7 +139,9 @@ def _encoded(
     series_filter: SeriesFilter | None,
     series: bool,
 ) -> Iterator[_Encoded]:
+    num_read = 0
     for shard in shards:
+        num_read += 1
         for sample in source.samples(shard):
             if series_filter is not None and not series_filter.keep(shard, [sample.record])[0]:
                 continue
@@ -147,6 +149,8 @@ def _encoded(
             for positions in [range(count)] if series else [[index] for index in range(count)]:
                 contents = [sample.images[position] for position in positions]
                 yield _Encoded(shard.tar, sample.record, positions, contents)
+    if series_filter is not None:
+        series_filter.conclude(whole=num_read == len(source.shards))
 
 
 def _shuffled(samples: Iterator[_Encoded], *, passes: _Passes, size: int) -> Iterator[_Encoded]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
-from semix.data.formats import Extension, spec_digest
+from semix.data.formats import MAX_GROUPS, Extension, spec_digest
 from semix.data.layout import layout
 from semix.data.real import class_names
 from semix.pipeline.config import BuildConfig, MixingConfig
@@ -96,6 +96,10 @@ class BuildPlan:
             self.sets = SimilarPairs(len(similar), tuple(similar))
         self.num_pairs = len(self.sets)
         groups = self.num_pairs * config.mixing.groups_per_pair
+        if groups > MAX_GROUPS:
+            remedy = f"with {self.num_pairs:,} pairs these are {groups:,} series; a root has at "
+            remedy += f"most {MAX_GROUPS:,}: choose fewer, or start another root with another seed"
+            raise InputError("mixing.groups_per_pair", config.mixing.groups_per_pair, remedy)
         # A derived shard size is a part of the plan, like a configured one.
         size = config.shards.size(groups)
         shards = config.shards.model_copy(update={"groups_per_shard": size})
@@ -155,8 +159,13 @@ class AllSets:
     classes: int
     size: int
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """Like `len`, which raises OverflowError from 2^63 on."""
         return math.comb(self.classes, self.size)
+
+    def __len__(self) -> int:
+        return self.count
 
     def __getitem__(self, rank: int) -> tuple[int, ...]:
         return combination(rank, self.classes, self.size)
@@ -174,7 +183,7 @@ class SampledSets:
         return self.count
 
     def __getitem__(self, rank: int) -> tuple[int, ...]:
-        return self.population[permuted(rank, len(self.population), self.seed)]
+        return self.population[permuted(rank, self.population.count, self.seed)]
 
 
 @dataclass(frozen=True)
@@ -209,9 +218,13 @@ def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
     if pairs.kind == "named":
         return _named_sets(pairs.names, names, mixing.classes)
     if pairs.count is None:
+        if all_sets.count * mixing.groups_per_pair > MAX_GROUPS:
+            count = f"all {all_sets.count:,} sets of {mixing.classes} of {len(names):,} classes"
+            remedy = f"is {count}; a root has at most {MAX_GROUPS:,} series: choose sampled or "
+            raise InputError("mixing.pairs.kind", pairs.kind, f"{remedy}similar, with a count")
         return all_sets
-    if pairs.count > len(all_sets):
-        raise InputError("mixing.pairs.count", pairs.count, f"there are only {len(all_sets)}")
+    if pairs.count > all_sets.count:
+        raise InputError("mixing.pairs.count", pairs.count, f"there are only {all_sets.count}")
     if pairs.kind == "similar":
         return SimilarPairs(pairs.count)
     return SampledSets(pairs.count, all_sets, mixing.seed)

@@ -96,7 +96,8 @@ class PrototypeMeasurement:
 
     @cached_property
     def data(self) -> RealDataset:
-        data = load_real(self.real)
+        data = load_real(self.real, heartbeat=self.heartbeat)
+        data.train.compute_digest(self.heartbeat)
         if self.known and self.known.real != data.train.digest:
             remedy = "its images changed since prototypes were measured; restore them"
             raise InputError("real", self.real.path or self.real.name, remedy)

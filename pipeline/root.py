@@ -316,8 +316,9 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
         raise InputError("out", root.url, remedy)
     if root.plan.class_names != list(BuildPlan(config).class_names):
         raise InputError("out", root.url, "was planned with other class names; choose a new place")
-    if not root.missing():
-        return
+    moved = any(o.startswith(("generator.", "annotation.")) for o in _overrides_of(root, config))
+    if not moved and not root.missing():
+        return  # its models may be gone by now
     check_models(config)
     models = model_identities(config)
     current, planned_contents = contents(models), contents(planned_models(root.plan))

@@ -114,7 +114,7 @@ def noise(count: int) -> RealDataset:
         return ImageSplit(
             np.arange(size) % CLASSES,
             load=lambda rows: pixels()[rows],
-            content=lambda: "noise",
+            content=lambda _: "noise",
         )
 
     names = tuple(f"class {number}" for number in range(CLASSES))

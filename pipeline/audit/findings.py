@@ -127,9 +127,16 @@ class EndPointMetrics(TypedDict):
 
 
 class LabelMetrics(TypedDict):
+    """Probabilities of the first class of each series, and entropies of labels, nats.
+
+    `over_all_classes`: some label gives a probability to a class that its series does not mix, as
+    the rule `similarity` does. `entropy_most` is that of equal labels.
+    """
+
     first_class: Histogram
     entropy_mean: float
     entropy_most: float
+    over_all_classes: bool
 
 
 class DuplicateMetrics(TypedDict):
@@ -196,6 +203,7 @@ class PairMetrics(TypedDict):
 def overall_metrics(facts: AuditFacts, findings: Findings) -> Overall:
     """Compute the metrics over all series, as plain values."""
     series = facts.series
+    over_all_classes = bool((series.others > 0).any())
     return {
         "correlation": _correlation(series, findings),
         "weight_curve": _curve(series),
@@ -203,7 +211,10 @@ def overall_metrics(facts: AuditFacts, findings: Findings) -> Overall:
         "labels": {
             "first_class": histogram(series.label, 0, 1),
             "entropy_mean": float(series.entropy.mean()),
-            "entropy_most": float(np.log(series.classes.shape[1])),
+            "entropy_most": float(
+                np.log(len(facts.mass) if over_all_classes else series.classes.shape[1])
+            ),
+            "over_all_classes": over_all_classes,
         },
         "duplicates": {
             "series": len(findings.duplicates.rows),

@@ -176,6 +176,7 @@ def _balance(classes: Sequence[ClassMetrics]) -> Check:
 
 def _entropy(labels: LabelMetrics) -> Check:
     ratio = labels["entropy_mean"] / labels["entropy_most"]
-    advice = "change the sharpening with `semix relabel --set annotation.scale=S`"
+    setting = "annotation.temperature=T" if labels["over_all_classes"] else "annotation.scale=S"
+    advice = f"change the sharpening with `semix relabel --set {setting}`"
     text = f"{ratio:.2f} of equal labels'"
     return Check("mean entropy of labels", text, HARD <= ratio <= UNDECIDED, advice)

@@ -32,6 +32,7 @@ class SeriesFacts(NamedTuple):
         mixture, coordinates: float32 [A, k], conditioning and CLIP weights of every class.
         label: float32 [A], probability of the first class.
         entropy: float32 [A], of the label, nats.
+        others: float32 [A], probability of classes that the series does not mix.
         intended, nearest, of_series: int64 [A], see `semix.data.quality.EndPoints`.
         judged: int64 [A], the class that the judge gives to an unmixed image; -1 elsewhere.
         pictures: checks on pixels; its `faults` also mark features that are not finite.
@@ -48,6 +49,7 @@ class SeriesFacts(NamedTuple):
     coordinates: np.ndarray
     label: np.ndarray
     entropy: np.ndarray
+    others: np.ndarray
     intended: np.ndarray
     nearest: np.ndarray
     of_series: np.ndarray
@@ -96,6 +98,7 @@ def examine(
         coordinates=_coordinates(record),
         label=labels[:, record.classes[0]].astype(np.float32),
         entropy=_entropy(labels).astype(np.float32),
+        others=np.delete(labels, record.classes, axis=1).sum(1).astype(np.float32),
         **{name: value.numpy() for name, value in end_points._asdict().items()},
         judged=np.full(len(alphas), -1),
         pictures=pictures._replace(faults=pictures.faults | _not_finite(features)),

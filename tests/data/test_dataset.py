@@ -303,7 +303,7 @@ def test_a_loader_shows_every_image_once_with_its_own_label_and_numbers(mixed, w
     assert columns["group"].tolist() == [group for group in range(15) for _ in range(COUNT)]
     assert columns["position"].tolist() == list(range(COUNT)) * 15
     for key, values in (("alpha", mixed.alphas), ("weight", mixed.weights)):
-        torch.testing.assert_close(columns[key].float(), values.flatten(), rtol=0, atol=0)
+        torch.testing.assert_close(columns[key], values.flatten(), rtol=0, atol=0)  # float32
 
 
 def test_a_single_image_is_a_sample(mixed):

@@ -148,6 +148,19 @@ def test_a_flag_that_the_audit_did_not_look_for_wants_another_audit(tmp_path, re
         read_decisions(Exclusion(flagged=("duplicate", "degenerate")), records, root=root)
 
 
+def test_an_audit_is_numbered_after_the_last_whatever_was_removed(root):
+    digest = PinnedRoot(root).digest
+    audits = [
+        SeriesFlags(index=INDEX, digest=digest, labels=None, flags={"still": [n]}) for n in range(4)
+    ]
+    names = [store_flags(root, audit) for audit in audits[:3]]
+    first = int(names[0].removeprefix("audit/").removesuffix(".json"))
+    assert names == [f"audit/{first + n}.json" for n in range(3)]
+    root.store.delete(names[1])
+    assert store_flags(root, audits[3]) == f"audit/{first + 3}.json"
+    assert newest_flags(root, INDEX) == audits[3]
+
+
 def test_nothing_is_deleted(root, records):
     before = {name: root.store.get(name) for name in root.store.list("")}
     read_decisions(Exclusion(monotone=True, end_points=True), records, root=root)

@@ -147,6 +147,10 @@ def test_an_index_is_new_only_when_something_changed(store):
     assert write(store, rows(0), plan=PLAN_DIGEST) == "index/2.json"  # because the newest differs
     store.delete("index/0.json")
     assert write(store, rows(1), plan=PLAN_DIGEST) == "index/3.json"  # 2 is another's
+    for number in (1, 2):
+        store.delete(f"index/{number}.json")
+    store.put("index/0.json", text(0))
+    assert write(store, rows(5), plan=PLAN_DIGEST) == "index/4.json"  # with 0 and 3 left
     for number in (9, 10):
         store.put(f"index/{number}.json", text(number))
     assert index_names(store)[-2:] == ["index/9.json", "index/10.json"]

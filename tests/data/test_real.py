@@ -304,6 +304,37 @@ def test_fewer_test_images_are_the_same_ones_and_equally_many_of_each_class():
         load_real(config.model_copy(update={"test_per_class": 115}))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"train_per_class": 10}, r"train_per_class = 10: class 'cat' has 10 images, 1 of them"),
+        ({"train_per_class": 9}, r"train_per_class = 9: class 'cat' has 10 images, 1 of them"),
+        ({"validation_per_class": 2}, r"validation_per_class = 2: class 'cat' has 10 .*, 8 of"),
+    ],
+)
+def test_a_size_that_leaves_nothing_to_test_on_is_named(tmp_path, sizes, message):
+    for name in ("cat", "dog"):
+        pictures(tmp_path / name, 10)
+    config = RealDataConfig(name="imagefolder", path=str(tmp_path), image_size=16)
+    with pytest.raises(InputError, match=message):
+        load_real(config.model_copy(update=sizes))
+
+
+def test_reading_all_pictures_shows_progress(tmp_path):
+    """A watchdog ends a process that is silent for minutes; 140 GB take longer to hash."""
+    for name in ("cat", "dog"):
+        pictures(tmp_path / name, 10)
+    config = RealDataConfig(name="imagefolder", path=str(tmp_path), image_size=16, skip_bad=1)
+    beats = []
+    train = load_real(config, heartbeat=lambda: beats.append("decoded")).train
+    assert beats == ["decoded"] * 20
+    digest = train.compute_digest(lambda: beats.append("hashed"))
+    assert beats[20:] == ["hashed"] * len(train)
+    assert train.compute_digest(lambda: beats.append("again")) == digest == train.digest
+    assert beats[-1] == "hashed"
+    assert load_real(config).train.digest == digest
+
+
 def contents(split):
     return split.images(), split.targets.tolist()
 
@@ -359,7 +390,7 @@ def test_one_value_makes_a_difference():
 def test_pictures_in_grey_have_the_luma_of_pillow():
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
-    split = ImageSplit(np.arange(5), pixels.__getitem__, lambda: "digest")
+    split = ImageSplit(np.arange(5), pixels.__getitem__, lambda _: "digest")
     grey = in_grey(split)
     grey_images = grey.images([1, 3])
     for image, index in zip(grey_images, (1, 3), strict=True):

@@ -1,6 +1,8 @@
 """Shards as open files: a cache that is verified, limited and shared, and reading through it."""
 
+import hashlib
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -263,6 +265,15 @@ def test_damaged_notes_of_a_shard_are_made_anew(remote, tmp_path):
     first = open_small(remote, tmp_path)
     for note in (tmp_path / "contents").iterdir():
         note.write_bytes(note.read_bytes()[:-7])
+    assert open_small(remote, tmp_path).groups == first.groups
+
+
+def test_notes_of_another_version_are_made_anew(remote, tmp_path):
+    first = open_small(remote, tmp_path)
+    for note in (tmp_path / "contents").iterdir():
+        text = note.read_bytes().partition(b"\n")[2]
+        newer = json.dumps(json.loads(text) | {"wings": 2}).encode()
+        note.write_bytes(hashlib.sha256(newer).hexdigest().encode() + b"\n" + newer)
     assert open_small(remote, tmp_path).groups == first.groups
 
 

@@ -105,6 +105,13 @@ def test_excluded_series_are_left_out(tmp_path):
         mixed_pipeline(url, exclude=Exclusion(flagged=("still",)))
 
 
+def test_rules_that_leave_nothing_are_refused_at_the_end_of_the_first_pass(tmp_path):
+    samples = [handmade.sample(group, COUNT, weights=[0.9, 0.6, 0.4, 0.1]) for group in range(4)]
+    url = handmade.root_of(tmp_path, samples, handmade.NAMES).url
+    with pytest.raises(InputError, match=r"^exclude = monotone True: leaves none of 4 series; "):
+        keys_of(mixed_pipeline(url, exclude=Exclusion(monotone=True)))
+
+
 def test_the_order_is_that_of_seed_and_epoch(url):
     first = keys_of(mixed_pipeline(url, seed=3))
     assert keys_of(mixed_pipeline(url, seed=3)) == first != EVERY

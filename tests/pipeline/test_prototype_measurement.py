@@ -174,7 +174,7 @@ def split_of(count: int, store: str, folder: str = "chunks") -> FeatureChunks:
     """Chunks whose features are the mean colours of random images."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
-    split = ImageSplit(np.arange(count) % 2, load=lambda i: images[i], content=lambda: "")
+    split = ImageSplit(np.arange(count) % 2, load=lambda i: images[i], content=lambda _: "")
     return FeatureChunks(
         split, lambda x: x.float().mean((1, 2)), Store(store), folder, size=10, batch=4
     )
@@ -238,7 +238,7 @@ def test_a_class_without_training_images_is_named(hasty_config, tmp_path, monkey
     mask = real.train.targets != 3
     train = ImageSplit(real.train.targets[mask], real.train.load, real.train.content)
     lacking = type(real)(real.class_names, train, real.validation, real.test)
-    monkeypatch.setattr(prototype_measurement, "load_real", lambda config: lacking)
+    monkeypatch.setattr(prototype_measurement, "load_real", lambda config, **_: lacking)
     with pytest.raises(InputError, match="real = class 'three': has no training images; add some"):
         measured_for(hasty_config.annotation, RealDataConfig(name="digits"), tmp_path)
 
@@ -411,7 +411,7 @@ def run(count, folder):
         load=lambda i: np.random.default_rng(int(i[0])).integers(
             0, 256, (len(i), 8, 8, 3), dtype=np.uint8
         ),
-        content=lambda: "",
+        content=lambda _: "",
     )
     rss = []  # MB of this process after each batch; the system's peak includes its parent's
 

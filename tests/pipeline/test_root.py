@@ -125,6 +125,20 @@ def test_other_models_than_a_root_was_begun_with_are_refused(root, hasty_standin
         create_root(moved, root.url)
 
 
+def test_a_finished_root_refuses_another_generator(root, hasty_standins, tmp_path):
+    config = BuildConfig.model_validate(root.plan.config)
+    assert root.missing() == []
+    shutil.copytree(hasty_standins.diffusion, tmp_path / "sd")
+    moved = altered(config, f"generator.model={tmp_path / 'sd'}")
+    assert create_root(moved, root.url).overrides  # the same files elsewhere
+    index = tmp_path / "sd" / "model_index.json"
+    index.write_text(index.read_text() + "\n")
+    with pytest.raises(InputError, match=r"generator\.model = .*/sd: its files changed since"):
+        create_root(moved, root.url)
+    shutil.rmtree(tmp_path / "sd")
+    assert create_root(config, root.url).missing() == []  # a plan's own models may be gone
+
+
 def test_a_worker_takes_no_setting_that_decides_bytes(root, capsys):
     root.discard(3)
     assert work(root, "--set", "mixing.seed=1") == 78

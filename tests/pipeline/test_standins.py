@@ -51,7 +51,7 @@ def make_split(targets: Sequence[int], *, size: int, seed: int = 0) -> ImageSpli
     return ImageSplit(
         np.array(targets, dtype=np.int64),
         load=lambda indices: pixels[indices],
-        content=lambda: hashlib.sha256(pixels.tobytes()).hexdigest(),
+        content=lambda _: hashlib.sha256(pixels.tobytes()).hexdigest(),
     )
 
 
@@ -325,7 +325,7 @@ def test_unsuitable_data_is_refused(tmp_path, names, size, per_class, text):
 
 def test_equal_pictures_are_refused(tmp_path):
     grey = np.full((4, 16, 16, 3), 128, dtype=np.uint8)
-    train = ImageSplit(np.array([0, 0, 1, 1]), load=lambda i: grey[i], content=lambda: "grey")
+    train = ImageSplit(np.array([0, 0, 1, 1]), load=lambda i: grey[i], content=lambda _: "grey")
     real = replace(make_real(["cat", "dog"]), train=train)
     with pytest.raises(InputError, match="train = 4 equal images: give pictures that differ"):
         train_standins(real, tmp_path, recipe=HASTY, progress=silent)

@@ -84,6 +84,19 @@ def test_labels_and_classes_by_hand(complete):
     assert [(c["end_points_agreed"], c["end_points"]) for c in classes] == [(2, 3), (3, 3), (2, 2)]
 
 
+def test_labels_over_all_classes_are_measured_by_all_of_them(tmp_path):
+    """As the rule `similarity` gives them; they are no undecided labels of two classes."""
+    labels = [[[0, 0.8], [1, 0.15], [2, 0.05]]] * COUNT
+    checked = run(make(tmp_path, labels=labels))
+    values = checked.values["overall"]["labels"]
+    assert values["over_all_classes"] and values["entropy_most"] == pytest.approx(np.log(3))
+    (check,) = [check for check in checked.checks if check.name == "mean entropy of labels"]
+    assert check.ok  # 0.56 of three equal labels', 0.88 of two
+    even = run(make(tmp_path / "even", labels=[[[0, 0.34], [1, 0.33], [2, 0.33]]] * COUNT))
+    (check,) = [check for check in even.checks if check.name == "mean entropy of labels"]
+    assert not check.ok and "--set annotation.temperature=T" in check.advice
+
+
 def test_pairs_by_hand(complete):
     values = complete.values["pairs"]
     assert values["classes"] == [[0, 1], [0, 2], [1, 2]]
