@@ -31,6 +31,11 @@ def resolve_device(name: str) -> str:
     return name
 
 
+def device_name(device: torch.device) -> str:
+    """`cpu`, or the model of a GPU, as in `NVIDIA H100 80GB HBM3`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def resolve_dtype(name: str, device: str, *, field: str) -> torch.dtype:
     """The torch dtype. Raises InputError if the device lacks it, or computes it badly."""
     if name == "float16" and device == "cpu":

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
-from semix.data.device import resolve_device
+from semix.data.device import device_name, resolve_device
 from semix.data.errors import InputError
 from semix.data.formats import (
-    PAIRS,
     PROTOTYPES,
     CommitRecord,
     Labels,
@@ -25,7 +24,6 @@ from semix.data.formats import (
 )
 from semix.data.images import ENCODINGS, decode_image, encode_image
 from semix.data.root import Root
-from semix.data.tar import GroupSample
 from semix.data.threads import mapped
 from semix.pipeline.annotate import Annotator, build_annotator, storage_faults
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
@@ -35,9 +33,7 @@ from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise.source import NoiseNote, NoiseSource, noise_source
 from semix.pipeline.plan import BuildPlan, MixGroup, ShardSpec
 from semix.pipeline.prompts import prompt_names
-from semix.pipeline.prototypes import is_prepared
 from semix.pipeline.provenance import library_versions
-from semix.pipeline.root import plan_of
 from semix.pipeline.shard_writer import Stopwatch, encoding_threads, publish_shard, write_series
 
 MAX_LISTED = 5  # series left out that an error message lists
@@ -123,7 +119,15 @@ def generate_shard(
         results = _write_tar(spec, plan, staged, models=models, clock=clock, heartbeat=heartbeat)
         tflop = models.cost.shard_tflop(plan, spec) if models.cost else None
         return GeneratedShard(
-            spec, root, staged, results, clock, tflop, made_at=clock.wall, files=stack.pop_all()
+            spec,
+            root,
+            staged,
+            results,
+            clock,
+            tflop,
+            device=models.generator.device,
+            made_at=clock.wall,
+            files=stack.pop_all(),
         )
 
 
@@ -142,6 +146,7 @@ class GeneratedShard:
     results: "BatchResults"
     clock: Stopwatch
     tflop: float | None
+    device: torch.device
     made_at: float
     files: ExitStack
 
@@ -167,7 +172,7 @@ class GeneratedShard:
                 groups=spec.stop - spec.start - len(results.left_out),
                 first=spec.start,
                 wall_seconds=wall_seconds,
-                versions=library_versions(),
+                versions=library_versions() | {"device": device_name(self.device)},
                 tflop=self.tflop,
                 left_out=results.left_out,
             )
@@ -410,35 +415,3 @@ def series_record(
         noise=dict(noise),
         mixture=[*map(list, group.mixture)] if len(group.classes) > 2 else None,
     )
-
-
-def regenerate(root: Root, group: int, *, device: str = "auto") -> GroupSample:
-    """Generate one series again, in its original batch; nothing is written.
-
-    Raises:
-        InputError: the root lacks prototypes or pairs; a model cannot be used; the series cannot
-            be stored.
-    """
-    plan = plan_of(root)
-    spec = plan.shard(plan.layout.shard_of(group))
-    if not is_prepared(root):  # only a build measures prototypes and draws pairs
-        missing = PAIRS if root.store.exists(PROTOTYPES) else PROTOTYPES
-        remedy = f"needs {missing}; run `semix resume {root.url} --shards {spec.index}` first"
-        raise InputError("group", group, remedy)
-    groups = next(batch for batch in batches(spec, plan) if batch[-1].index >= group)
-    models = load_models(root, plan, device=device)
-    batch = make_batch(groups, plan, models=models, clock=Stopwatch())
-    row, extension = group - groups[0].index, plan.config.shards.image_format
-    if row in batch.faults:
-        raise InputError("group", group, f"cannot be stored: {batch.faults[row]}")
-    labels = batch.labels(models.annotator)[batch.storable.index(row)]
-    record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
-    return GroupSample(record, batch.encoding(row, extension)(), extension)
-
-
-def same_pixels(first: GroupSample, second: GroupSample) -> bool:
-    """Whether two series show exactly the same images."""
-    if len(first.images) != len(second.images):
-        return False
-    pairs = zip(first.images, second.images, strict=True)
-    return all(np.array_equal(decode_image(a), decode_image(b)) for a, b in pairs)

@@ -1,7 +1,7 @@
 """semix status, failures, verify, browse, show, audit."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from semix.flows.paths import output_file
 from semix.flows.prices import Price
 from semix.flows.progress import show_root
 from semix.flows.terminal import emit, emit_json, print_error
+
+if TYPE_CHECKING:
+    from semix.pipeline.regeneration import Comparison
 
 IMAGE_FILE = typer.Option(metavar="FILE", help="image file to write, .png or .webp")
 TRACEBACK_LINES = 5
@@ -74,14 +77,19 @@ def _failure_facts(attempts: list[Failure]) -> dict[str, Any]:
 def verify(
     url: p.Root,
     full: Annotated[bool, typer.Option("--full", help="also check hashes, images, labels")] = False,
+    regenerate: Annotated[
+        int, typer.Option(min=0, metavar="N", help="also make N series again, and compare pixels")
+    ] = 0,
+    device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
     """Check that all files of a mixed dataset agree with its records.
 
-    The exit status is 1 if something is damaged.
+    The exit status is 1 if something is damaged, or regenerated pixels differ. Other versions or
+    devices than a series was made with may change pixels; they are named.
 
     Example:
-      semix verify /data/birds-mixed --full
+      semix verify /data/birds-mixed --full --regenerate 3
     """
     root = Root(url)
     problems = []
@@ -90,20 +98,37 @@ def verify(
         if not json:
             emit(f"{'' if problem.damage else 'orphan: '}{printable_line(str(problem))}")
     damaged = sum(problem.damage for problem in problems)
+    differing = _regenerated_differences(root, regenerate, device=device, quiet=json)
     if json:
-        emit_json(
-            [
-                {"shard": p.shard, "kind": p.kind, "problem": p.text, "damage": p.damage}
-                for p in problems
-            ]
-        )
+        rows = [(p.shard, p.kind, p.text, p.damage) for p in problems]
+        rows += [(c.shard, "pixels", str(c), True) for c in differing]
+        names = ("shard", "kind", "problem", "damage")
+        emit_json([dict(zip(names, row, strict=True)) for row in rows])
     elif damaged:
         command = f"semix resume {root.url}{' --full' * full}"
         emit(f"{damaged} problems; `{command}` makes the damaged files again")
     else:
         orphans = f"; {len(problems)} orphans, see `semix gc {root.url}`" if problems else ""
         emit(f"{len(root.done())} shards as recorded{orphans}")
-    raise typer.Exit(1 if damaged else 0)
+    raise typer.Exit(1 if damaged or differing else 0)
+
+
+def _regenerated_differences(
+    root: Root, count: int, *, device: str, quiet: bool
+) -> list["Comparison"]:
+    """Make series again, print each comparison unless `quiet`, and return those that differ."""
+    if not count:
+        return []
+    from semix.pipeline.regeneration import compare
+
+    differing = []
+    with translate_damage(root.url):
+        for comparison in compare(root, count, device=device):
+            if not quiet:
+                emit(str(comparison))
+            if not comparison.same:
+                differing.append(comparison)
+    return differing
 
 
 def browse(
@@ -181,7 +206,7 @@ def _regenerated_series(
     root: Root, group: int, stored: GroupSample | None, *, device: str
 ) -> tuple[GroupSample, bool | None]:
     """The series, generated again, and whether its pixels equal the stored ones, if any."""
-    from semix.pipeline.shard import regenerate, same_pixels
+    from semix.pipeline.regeneration import regenerate, same_pixels
 
     regenerated = regenerate(root, group, device=device)
     return regenerated, None if stored is None else same_pixels(regenerated, stored)

@@ -22,8 +22,8 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise import initial_noise
 from semix.pipeline.plan import BuildPlan
+from semix.pipeline.regeneration import regenerate
 from semix.pipeline.relabel import relabelled_config
-from semix.pipeline.shard import regenerate
 from tests.pipeline.roots import (
     altered,
     bake,

@@ -1,7 +1,10 @@
 """One shard: series from one noise each, labels of stored features, the same bytes again."""
 
 import hashlib
+import io
+import json
 import threading
+from importlib.metadata import version
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -14,9 +17,11 @@ from scipy.special import expit, softmax
 from semix.data.contact_sheet import read_series
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
-from semix.data.images import decode_image
+from semix.data.formats import record_name, tar_name
+from semix.data.images import decode_image, encode_image
 from semix.data.root import Root
 from semix.data.store import Store
+from semix.data.tar import read_shard, write_tar
 from semix.data.verify import verify
 from semix.pipeline.annotate import simplex_projection
 from semix.pipeline.conditioning import Conditioning
@@ -24,6 +29,7 @@ from semix.pipeline.noise import initial_noise
 from semix.pipeline.plan import MixGroup
 from semix.pipeline.prompts import prompts
 from semix.pipeline.prototypes import read_prototypes
+from semix.pipeline.regeneration import compare, regenerate, same_pixels
 from semix.pipeline.root import create_root, extend_root, plan_of
 from semix.pipeline.shard import (
     Models,
@@ -35,10 +41,9 @@ from semix.pipeline.shard import (
     generate_shard,
     load_models,
     mix_groups,
-    regenerate,
     resized,
-    same_pixels,
 )
+from tests.command import semix
 from tests.pipeline.roots import altered, contents, features, made, samples, tars
 
 
@@ -391,6 +396,42 @@ def test_batches_start_anew_with_every_shard_even_behind_a_short_one(root):
     assert numbers(longer, 44) == [42, 43, 44]
     assert numbers(longer, 45) == [45, 46, 47, 48]
     assert numbers(longer, 50) == [49, 50]
+
+
+def test_series_of_a_root_are_compared_with_those_made_anew(root):
+    comparisons = list(compare(root, 3, device="cpu"))
+    assert [(c.shard, c.group, c.same, c.changes) for c in comparisons] == [
+        (0, 0, True, {}),
+        (4, 24, True, {}),
+        (7, 42, True, {}),
+    ]
+    change_pixel(root, 7, by=3)
+    assert len(list(compare(root, 99, device="cpu"))) == 8
+    *_, comparison = compare(root, 3, device="cpu")
+    assert str(comparison) == (
+        "group 42: 1 of 4 images differ by up to 3 of 255; "
+        f"made with device Abacus, now cpu; torch 0.1, now {version('torch')}"
+    )
+    status, out, _ = semix("verify", root.url, "--regenerate", "3", "--device", "cpu", "--json")
+    assert status == 1
+    assert [(p["shard"], p["kind"]) for p in json.loads(out)] == [(7, "pixels")]
+
+
+def change_pixel(root: Root, shard: int, *, by: int) -> None:
+    """Store other pixels, as another machine would have made them."""
+    record = root.record(shard)
+    series = list(read_shard(root.store, record))
+    pixels = decode_image(series[0].images[1]).copy()
+    pixels[0, 0, 0] += by if pixels[0, 0, 0] < 128 else -by
+    series[0].images[1] = encode_image(pixels, "webp")
+    tar = io.BytesIO()
+    write_tar(tar, series)
+    digest = hashlib.sha256(tar.getvalue()).hexdigest()
+    versions = record.versions | {"torch": "0.1", "device": "Abacus"}
+    changed = {"sha256": digest, "tar": tar_name(shard, digest), "bytes": len(tar.getvalue())}
+    root.store.put(changed["tar"], tar.getvalue())
+    record = record.model_copy(update=changed | {"versions": versions})
+    root.store.put(record_name(shard), record.written(indent=1))
 
 
 def test_lossy_images_are_compared_as_stored(hasty_config, tmp_path):

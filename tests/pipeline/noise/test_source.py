@@ -20,8 +20,9 @@ from semix.pipeline.conditioning import mix
 from semix.pipeline.generators.schedulers import ddim_pair
 from semix.pipeline.noise import initial_noise, inversion_stability
 from semix.pipeline.noise.source import noise_digest, noise_source
+from semix.pipeline.regeneration import regenerate
 from semix.pipeline.root import plan_of
-from semix.pipeline.shard import load_models, mix_groups, regenerate
+from semix.pipeline.shard import load_models, mix_groups
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from tests.pipeline.roots import begun, made, samples, tars, work

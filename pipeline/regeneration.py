@@ -1,0 +1,129 @@
+"""Series generated again from the plan, and how far their pixels are from the stored ones."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from semix.data.contact_sheet import read_series
+from semix.data.device import device_name
+from semix.data.errors import InputError
+from semix.data.formats import PAIRS, PROTOTYPES
+from semix.data.images import decode_image
+from semix.data.root import Root
+from semix.data.tar import GroupSample
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.prototypes import is_prepared
+from semix.pipeline.provenance import library_versions
+from semix.pipeline.root import plan_of
+from semix.pipeline.shard import Models, batches, load_models, make_batch, series_record
+from semix.pipeline.shard_writer import Stopwatch
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A stored series beside the same one, generated again.
+
+    Attributes:
+        differing_images: how many of its images differ in some pixel.
+        max_difference: of a channel of a pixel, 0 to 255.
+        changes: name, then value when it was made and now, of every library version and of the
+            device that differ.
+    """
+
+    shard: int
+    group: int
+    images: int
+    differing_images: int
+    max_difference: int
+    changes: dict[str, tuple[str, str]]
+
+    @property
+    def same(self) -> bool:
+        return not self.differing_images
+
+    def __str__(self) -> str:
+        if self.same:
+            return f"group {self.group}: regenerated pixels equal the stored ones"
+        count = f"{self.differing_images} of {self.images} images"
+        text = f"group {self.group}: {count} differ by up to {self.max_difference} of 255"
+        values = (f"{name} {then}, now {now}" for name, (then, now) in self.changes.items())
+        return f"{text}; made with {'; '.join(values) or 'the same versions and device'}"
+
+
+def regenerate(root: Root, group: int, *, device: str = "auto") -> GroupSample:
+    """Generate one series again, in its original batch; nothing is written.
+
+    Raises:
+        InputError: the root lacks prototypes or pairs; a model cannot be used; the series cannot
+            be stored.
+    """
+    plan = plan_of(root)
+    _require_prepared(root, "group", group, plan.layout.shard_of(group))
+    return _regenerated(plan, load_models(root, plan, device=device), group)
+
+
+def compare(root: Root, count: int, *, device: str = "auto") -> Iterator[Comparison]:
+    """Generate the first series of `count` committed shards again, spread over the root.
+
+    Raises:
+        InputError: as `regenerate`; no shard is committed.
+    """
+    done = root.done()
+    if not done:
+        raise InputError("regenerate", count, f"{root.url} has no shard yet")
+    shards = sorted({done[round(i)] for i in np.linspace(0, len(done) - 1, count)})
+    plan = plan_of(root)
+    _require_prepared(root, "regenerate", count, shards[0])
+    models = load_models(root, plan, device=device)
+    now = library_versions() | {"device": device_name(models.generator.device)}
+    for shard in shards:
+        record = root.record(shard)
+        if record is None:  # discarded meanwhile
+            continue
+        group = record.group_numbers[0]
+        (stored,) = read_series(root, [group])
+        pairs = zip(stored.images, _regenerated(plan, models, group).images, strict=True)
+        differences = [_difference(*pair) for pair in pairs]
+        changes = {
+            name: (then, now.get(name, "none"))
+            for name, then in sorted(record.versions.items())
+            if then != now.get(name)
+        }
+        num_differing = sum(difference > 0 for difference in differences)
+        sizes = len(differences), num_differing, max(differences)
+        yield Comparison(shard, group, *sizes, changes)
+
+
+def same_pixels(first: GroupSample, second: GroupSample) -> bool:
+    """Whether two series show exactly the same images."""
+    if len(first.images) != len(second.images):
+        return False
+    return not any(map(_difference, first.images, second.images))
+
+
+def _difference(first: bytes, second: bytes) -> int:
+    """The largest difference of a channel; 255 for images of different sizes."""
+    pixels = [decode_image(content).astype(np.int16) for content in (first, second)]
+    if pixels[0].shape != pixels[1].shape:
+        return 255
+    return int(np.abs(pixels[0] - pixels[1]).max())
+
+
+def _require_prepared(root: Root, field: str, value: object, shard: int) -> None:
+    if not is_prepared(root):  # only a build measures prototypes and draws pairs
+        missing = PAIRS if root.store.exists(PROTOTYPES) else PROTOTYPES
+        remedy = f"needs {missing}; run `semix resume {root.url} --shards {shard}` first"
+        raise InputError(field, value, remedy)
+
+
+def _regenerated(plan: BuildPlan, models: Models, group: int) -> GroupSample:
+    spec = plan.shard(plan.layout.shard_of(group))
+    groups = next(batch for batch in batches(spec, plan) if batch[-1].index >= group)
+    batch = make_batch(groups, plan, models=models, clock=Stopwatch())
+    row, extension = group - groups[0].index, plan.config.shards.image_format
+    if row in batch.faults:
+        raise InputError("group", group, f"cannot be stored: {batch.faults[row]}")
+    labels = batch.labels(models.annotator)[batch.storable.index(row)]
+    record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
+    return GroupSample(record, batch.encoding(row, extension)(), extension)
