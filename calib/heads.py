@@ -129,7 +129,8 @@ def _initialised_layer(
     size_in: int, size_out: int, *, nonlinearity: Literal["relu", "linear"]
 ) -> nn.Linear:
     layer = nn.Linear(size_in, size_out)
-    nn.init.kaiming_normal_(layer.weight, nonlinearity=nonlinearity)
+    if not layer.weight.is_meta:  # as in `semix.calib.models.convnets.convolution`
+        nn.init.kaiming_normal_(layer.weight, nonlinearity=nonlinearity)
     nn.init.zeros_(layer.bias)
     return layer
 

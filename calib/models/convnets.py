@@ -116,7 +116,8 @@ def convolution(channels_in: int, channels: int, size: int, *, stride: int = 1) 
         conv: nn.Conv2d = Pointwise(channels_in, channels, stride)
     else:
         conv = nn.Conv2d(channels_in, channels, size, stride=stride, padding=size // 2, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    if not conv.weight.is_meta:  # it has no values, and torch would load sympy to draw them
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv
 
 

@@ -2,9 +2,12 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +40,49 @@ def stop_after(epochs: int = 0, *, steps: int = 0) -> Callable[[], bool]:
 
 
 def run_two(script: str, folder: Path, *arguments: object, processes: int = 2) -> str:
-    """Run a script in two processes or more; returns what they print."""
+    """Run a script in two processes or more, as a launcher does; returns what they print."""
     (folder / "script.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command.append(f"--nproc_per_node={processes}")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    result = subprocess.run(
-        [*command, str(folder / "script.py"), *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,  # processes that wait for each other never end
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    command = [sys.executable, str(folder / "script.py"), *map(str, arguments)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+    }
+    logs = [(folder / f"process-{rank}").open("w+") for rank in range(processes)]
+    started = [
+        subprocess.Popen(
+            command,
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=log,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, log in enumerate(logs)
+    ]
+    with ThreadPoolExecutor(processes) as pool:
+        errors = list(pool.map(partial(_errors_of, others=started), started))
+    assert not any(process.returncode for process in started), "\n".join(errors)
+    for log in logs:
+        log.seek(0)
+    return "".join(log.read() for log in logs)
+
+
+def _errors_of(process: "subprocess.Popen[str]", others: Sequence["subprocess.Popen[str]"]) -> str:
+    """What a process wrote to stderr; where it fails, the others, which wait for it, are ended."""
+    try:
+        errors = process.communicate(timeout=300)[1]
+    finally:
+        if process.returncode != 0:
+            for other in others:
+                other.kill()
+    return errors
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

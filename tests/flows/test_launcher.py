@@ -1,7 +1,6 @@
 """Several machines that train one model: their settings, their start, and equal results."""
 
 import json
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,7 +20,7 @@ from semix.flows.launcher import (
     write_launcher,
 )
 from semix.flows.train import claim
-from tests.calib.runs import history
+from tests.calib.runs import free_port, history
 from tests.trainings import SETTINGS, claimed, train_here
 
 MAIN = "10.0.0.1:29500"
@@ -97,12 +96,6 @@ def test_machine_1_waits_until_machine_0_has_begun_the_same(tmp_path, monkeypatc
     monkeypatch.setattr(training, "CLAIM_TIMEOUT_S", 0.05)
     with pytest.raises(InputError, match=r"^out = .*/run: machine 0 has not begun"):
         claim(other_config, run, machine_1)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.process

@@ -111,9 +111,13 @@ def test_relabelling_wants_the_pairs(similar):
         relabel(similar, ["annotation.scale=4.0"])
 
 
-def test_extending_adds_behind_and_touches_nothing(prefect_api, root, built):
+def test_extending_adds_behind_and_touches_nothing(prefect_api, root):
+    """It also says which label sets lack the new shards."""
+    digest = relabel(root, ["annotation.scale=4.0"])["digest"]
     before = {name: root.store.get(name) for name in root.store.list("")}
-    longer = extend(root, 2, slots=1)
+    status, out, _ = semix("extend", root.url, "--groups-per-pair", "2", "--slots", "1")
+    assert status == 0
+    longer = Root(root.url)
     assert longer.plan.num_groups == 90
     assert longer.missing() == []
     assert damage(longer, full=True) == []
@@ -124,12 +128,6 @@ def test_extending_adds_behind_and_touches_nothing(prefect_api, root, built):
     assert garbage(longer, older_than_s=0) == []
     with pytest.raises(InputError, match=r"groups_per_pair = 2: .* has 2 already"):
         extend(longer, 2)
-
-
-def test_extending_says_which_label_sets_lack_the_new_shards(prefect_api, root):
-    digest = relabel(root, ["annotation.scale=4.0"])["digest"]
-    status, out, _ = semix("extend", root.url, "--groups-per-pair", "2", "--slots", "1")
-    assert status == 0
     (line,) = [line for line in out.splitlines() if "lacks labels of 8 shards; make" in line]
     assert line.startswith(f"label set {digest[:12]}")
     command = line.partition("make them: ")[2]
