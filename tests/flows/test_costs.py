@@ -48,14 +48,14 @@ def test_a_model_that_lacks_a_weight_is_refused(hasty_config, tmp_path):
 
 
 def test_a_place_that_is_too_small_is_refused(hasty_config, tmp_path):
-    config = altered(hasty_config, "mixing.groups_per_pair=1000000000")
+    config = altered(hasty_config, "mixing.groups_per_pair=2000000")
     message = r"^out = .+/x: has .+ free, and what is missing takes about .+ TB; choose another"
     with pytest.raises(InputError, match=message):
         check(config, str(tmp_path / "x"), rate=1)
 
 
 def test_memory_has_no_free_space_to_speak_of(hasty_config):
-    config = altered(hasty_config, "mixing.groups_per_pair=1000000000")
+    config = altered(hasty_config, "mixing.groups_per_pair=2000000")
     facts = check(config, "memory://costs", rate=1)
     assert facts["free_bytes"] is None
     assert readable(facts)["bytes"].endswith(" TB")

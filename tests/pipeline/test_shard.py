@@ -430,6 +430,7 @@ def change_pixel(root: Root, shard: int, *, by: int) -> None:
     versions = record.versions | {"torch": "0.1", "device": "Abacus"}
     changed = {"sha256": digest, "tar": tar_name(shard, digest), "bytes": len(tar.getvalue())}
     root.store.put(changed["tar"], tar.getvalue())
+    root.store.delete(record.tar)
     record = record.model_copy(update=changed | {"versions": versions})
     root.store.put(record_name(shard), record.written(indent=1))
 
