@@ -100,6 +100,7 @@ def verify(
     damaged = sum(problem.damage for problem in problems)
     differing = _regenerated_differences(root, regenerate, device=device, quiet=json)
     if json:
+        rows: list[tuple[int | None, str, str, bool]]
         rows = [(p.shard, p.kind, p.text, p.damage) for p in problems]
         rows += [(c.shard, "pixels", str(c), True) for c in differing]
         names = ("shard", "kind", "problem", "damage")
