@@ -36,8 +36,9 @@ from semix.calib.tables import (
     interval_text,
 )
 from semix.data.contact_sheet import spread_over_sets
-from semix.data.dataset import MixedDataset
+from semix.data.dataset import MixedDataset, Sample
 from semix.data.files import read_json, write_atomically
+from semix.data.formats import SeriesRecord
 from semix.data.lineage import Lineage, describe_source
 from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
@@ -262,7 +263,7 @@ def _mixed_section(mixed: MixedDataset) -> MixedSection:
         url=mixed.url,
         index=mixed.index_name,
         digest=mixed.digest,
-        groups=len(mixed.groups),
+        groups=len(mixed),
         images=mixed.alphas.numel(),
         pairs=len(mixed.classes.unique(dim=0)),
         quality=series_quality(mixed.alphas, mixed.weights),
@@ -284,11 +285,14 @@ def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[SeriesFigure]:
     selected = [group for group in spread_over_sets(pairs, count - 1) if group != worst]
     notes = {group: f"{RHO} {fixed(float(rho[group]))}" for group in selected}
     notes[worst] = f"least ordered of all, {RHO} {fixed(float(rho[worst]))}"
-    return [_series(mixed, group, note) for group, note in notes.items()]
+    records = mixed.records(list(notes))
+    return [
+        _series(record, mixed[group], note)
+        for record, (group, note) in zip(records, notes.items(), strict=True)
+    ]
 
 
-def _series(mixed: MixedDataset, group: int, note: str) -> SeriesFigure:
-    record, series = mixed.groups[group], mixed[group]
+def _series(record: SeriesRecord, series: Sample, note: str) -> SeriesFigure:
     labels = [[(k, float(label[k])) for k in record.classes] for label in series["labels"]]
     record = record.model_copy(update={"labels": labels})
     return series_figure(record, series["images"].numpy(), note=note)
@@ -316,14 +320,15 @@ def noise_rows(compared: Sequence[ComparedNoise]) -> list[NoiseRow]:
 
 
 def _noise_row(noise_dataset: ComparedNoise) -> NoiseRow:
-    noises = [group.noise for group in noise_dataset.dataset.groups]
+    noise = noise_dataset.dataset.noise
     quality = series_quality(noise_dataset.dataset.alphas, noise_dataset.dataset.weights)
-    used = [noise["stability"] for noise in noises if noise["stability"] is not None]
-    scored = [score for noise in noises for score in noise.get("scores", []) if score is not None]
+    used, scored = (
+        scores[~np.isnan(scores)].tolist() for scores in (noise.stability, noise.candidates)
+    )
     return NoiseRow(
         label=noise_dataset.label,
-        strategy=", ".join(sorted({noise["strategy"] for noise in noises})),
-        series=len(noises),
+        strategy=", ".join(sorted(noise.strategies)),
+        series=len(noise.stability),
         images=noise_dataset.dataset.alphas.numel(),
         stability=_mean_and_deviation(used),
         candidates=f"{_mean_and_deviation(scored)} ({len(scored):,})" if scored else "",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
 from semix.data.fingerprint import fingerprint
-from semix.data.formats import SeriesRecord
+from semix.data.formats import SeriesLabels, SeriesRecord
 from semix.data.labels import SoftLabels, by_ratio, joined, sharpened, sparse_arrays
 from semix.data.machine import cores
 from semix.data.pinned import PinnedRoot
@@ -47,8 +47,8 @@ class MixedDataset(Dataset[Sample]):
             CLIP; classes: int64 [G, k], the classes of each series, two except in a simplex;
             mixtures: float32 [G, A, k], the conditioning weights of these classes.
         soft_labels: the labels, sparse.
-        groups: the record of each series without its labels; numbers: int64 [G], their
-            group numbers, which stay the same while a root grows.
+        numbers: int64 [G], the group numbers, which stay the same while a root grows.
+        noise: how the noise of each series was selected.
         shard_sizes: number of series that are read from each shard, in the order of the index.
         digest: of the index; series_digest: of the index and the series that the exclusion keeps;
             label_digest: of the label set in use, or None.
@@ -97,6 +97,7 @@ class MixedDataset(Dataset[Sample]):
         files = ShardFiles(source.store, source.shards, cache=shard_cache)
         threads = threads or min(cores(), MAX_THREADS)
         loaded = _load_series(source, files, exclude or Exclusion(), threads=threads)
+        self._files, self._shards = files, loaded.shards
         self._set_attributes(loaded)
         self.soft_labels = loaded.labels
         if scale is not None:
@@ -116,12 +117,12 @@ class MixedDataset(Dataset[Sample]):
         )
 
     def _set_attributes(self, loaded: "_LoadedSeries") -> None:
-        self.groups = loaded.records
-        self.alphas = torch.tensor([g.alphas for g in self.groups], dtype=torch.float32)
-        self.weights = torch.tensor([g.weights for g in self.groups], dtype=torch.float32)
-        self.classes = torch.tensor([g.classes for g in self.groups], dtype=torch.int64)
-        self.mixtures = torch.tensor([g.mixtures for g in self.groups], dtype=torch.float32)
-        self.numbers = torch.tensor([g.group for g in self.groups], dtype=torch.int64)
+        facts = loaded.facts
+        self.alphas, self.weights = torch.from_numpy(facts.alphas), torch.from_numpy(facts.weights)
+        self.classes = torch.from_numpy(facts.classes)
+        self.mixtures = torch.from_numpy(facts.mixtures)
+        self.numbers = torch.from_numpy(facts.numbers)
+        self.noise = facts.noise
         self.series_digest = fingerprint([self.digest, self.numbers.tolist()])
         self.shard_sizes: list[int] = np.unique(loaded.shards, return_counts=True)[1].tolist()
 
@@ -142,7 +143,7 @@ class MixedDataset(Dataset[Sample]):
 
     def __len__(self) -> int:
         """The number of series."""
-        return len(self.groups)
+        return len(self.numbers)
 
     def __getitem__(self, group: int) -> Sample:
         """images uint8 [A, H, W, 3], labels float32 [A, K], alphas, weights [A], group number."""
@@ -163,6 +164,24 @@ class MixedDataset(Dataset[Sample]):
             }
             for row, group in enumerate(groups)
         ]
+
+    def records(self, series: Sequence[int]) -> list[SeriesRecord]:
+        """The records of these series, read from their shards, with the labels of the label set.
+
+        Raises:
+            InputError, ValueError: as of the constructor.
+        """
+        shards = sorted({int(self._shards[index]) for index in series})
+        records = [record for shard in shards for record in self._files.contents(shard).records]
+        by_group = {record.group: record for record in records}
+        chosen = [by_group[int(self.numbers[index])] for index in series]
+        if self.label_digest is None:
+            return chosen
+        source = PinnedRoot(Root(self.url), index=self.index_name, labels=self.label_digest)
+        labels: dict[int, SeriesLabels] = {}
+        for shard_labels in source.labels([source.shards[shard] for shard in shards]):
+            labels |= shard_labels or {}
+        return [source.relabelled(record, labels) for record in chosen]
 
     def by_image(self) -> "MixedImages":
         """The same data with one sample per image, for a DataLoader."""
@@ -286,16 +305,43 @@ def _column(values: Tensor) -> Sequence[Any]:
 
 
 @dataclass(frozen=True)
+class NoiseScores:
+    """How the noise of G series was selected.
+
+    Attributes:
+        strategies: names of those that occur; strategy: int8 [G], the number of each.
+        stability: float64 [G], of the noise in use; NaN where it was not scored.
+        candidates: float64 [G, C], the scores of the candidates; NaN where there are fewer, or
+            where one has no score.
+    """
+
+    strategies: tuple[str, ...]
+    strategy: np.ndarray
+    stability: np.ndarray
+    candidates: np.ndarray
+
+
+class _Facts(NamedTuple):
+    """What is kept of the records of G series; shapes and types as of `MixedDataset`."""
+
+    numbers: np.ndarray
+    classes: np.ndarray
+    alphas: np.ndarray
+    weights: np.ndarray
+    mixtures: np.ndarray
+    noise: NoiseScores
+
+
+@dataclass(frozen=True)
 class _LoadedSeries:
     """All series that are read, in the order of the index.
 
     Attributes:
-        records: one per series, without the labels, which are in `labels`.
         shards: int64 [G], index of the shard in the pinned index; spans: int64 [G, A, 2], offset
             and size of each image in its tar.
     """
 
-    records: list[SeriesRecord]
+    facts: _Facts
     shards: np.ndarray
     spans: np.ndarray
     labels: SoftLabels
@@ -306,7 +352,9 @@ def _load_series(
 ) -> _LoadedSeries:
     """Read all series of an index that the exclusion keeps, without their images."""
     series_filter = SeriesFilter(exclude, source)
-    records: list[SeriesRecord] = []
+    facts: list[_Facts] = []
+    first: list[SeriesRecord] = []  # of the index, which the others must be like
+    strategies: dict[str, int] = {}
     shards: list[np.ndarray] = []
     spans: list[np.ndarray] = []
     labels: list[tuple[np.ndarray, np.ndarray]] = []
@@ -319,17 +367,61 @@ def _load_series(
                 if set_labels is not None:
                     series = [source.relabelled(record, set_labels) for record in series]
                 probabilities, classes = sparse_arrays([record.labels for record in series])
-                _check_series([*records[:1], *series], contents, classes, source=source)
+                _check_series([*first, *series], contents, classes, source=source)
             except ValueError as error:
                 raise ValueError(f"{shard.tar}: {error}; run `semix verify`") from None
+            first = first or series[:1]
             rows = np.flatnonzero(series_filter.keep(shard, series))
-            records += [series[row].model_copy(update={"labels": []}) for row in rows]
+            if not len(rows):
+                continue
+            facts.append(_facts([series[row] for row in rows], strategies))
             shards.append(np.full(len(rows), index))
             spans.append(contents.spans[rows])
             labels.append((probabilities[rows], classes[rows]))
     series_filter.conclude()
     soft_labels = joined(labels, num_classes=len(source.class_names))
-    return _LoadedSeries(records, np.concatenate(shards), np.concatenate(spans), soft_labels)
+    return _LoadedSeries(
+        _joined_facts(facts, tuple(strategies)),
+        np.concatenate(shards),
+        np.concatenate(spans),
+        soft_labels,
+    )
+
+
+def _facts(records: Sequence[SeriesRecord], strategies: dict[str, int]) -> _Facts:
+    """The facts of some series, as arrays; new strategies of noise get the next number."""
+    names = [str(record.noise.get("strategy", "unknown")) for record in records]
+    codes = [strategies.setdefault(name, len(strategies)) for name in names]
+    scores = [record.noise.get("scores") or [] for record in records]
+    candidates = np.full((len(records), max(map(len, scores))), np.nan)
+    for row, values in enumerate(scores):
+        candidates[row, : len(values)] = [np.nan if v is None else v for v in values]
+    stability = [np.nan if r.stability is None else r.stability for r in records]
+    return _Facts(
+        np.array([record.group for record in records], dtype=np.int64),
+        np.array([record.classes for record in records], dtype=np.int64),
+        np.array([record.alphas for record in records], dtype=np.float32),
+        np.array([record.weights for record in records], dtype=np.float32),
+        np.array([record.mixtures for record in records], dtype=np.float32),
+        NoiseScores((), np.array(codes, dtype=np.int8), np.array(stability), candidates),
+    )
+
+
+def _joined_facts(facts: Sequence[_Facts], strategies: tuple[str, ...]) -> _Facts:
+    *columns, noises = zip(*facts, strict=True)
+    width = max(noise.candidates.shape[1] for noise in noises)
+    padded = [
+        np.pad(n.candidates, ((0, 0), (0, width - n.candidates.shape[1])), constant_values=np.nan)
+        for n in noises
+    ]
+    noise = NoiseScores(
+        strategies,
+        np.concatenate([n.strategy for n in noises]),
+        np.concatenate([n.stability for n in noises]),
+        np.concatenate(padded),
+    )
+    numbers, classes, alphas, weights, mixtures = map(np.concatenate, columns)
+    return _Facts(numbers, classes, alphas, weights, mixtures, noise)
 
 
 def _check_series(

@@ -24,11 +24,10 @@ DIGEST = "cd34" * 16
 def relabel(root: Root) -> None:
     """A label set by hand: every image is of its first class."""
     labels = handmade.label_set(root, digest=DIGEST)
+    mixed = MixedDataset(root.url)
     groups = [
-        handmade.labels_of(
-            g.group, weights=[0.0, 0.3, 0.7, 1.0], labels=[[[g.classes[0], 1.0]]] * 4
-        )
-        for g in MixedDataset(root.url).groups
+        handmade.labels_of(group, weights=[0.0, 0.3, 0.7, 1.0], labels=[[[classes[0], 1.0]]] * 4)
+        for group, classes in zip(mixed.numbers.tolist(), mixed.classes.tolist(), strict=True)
     ]
     labels.commit(0, images=root.images()[0], groups=groups)
 

@@ -72,7 +72,7 @@ def test_every_group_is_there_with_its_own_pixels_and_labels(mixed):
                 expected[position, target] = probability
         torch.testing.assert_close(sample["labels"], expected, rtol=0, atol=0)
         torch.testing.assert_close(mixed.labels[group], expected, rtol=0, atol=0)
-        assert mixed.groups[group].names == record["names"]
+        assert mixed.records([group])[0].names == record["names"]
         assert mixed.classes[group].tolist() == record["classes"]
         torch.testing.assert_close(mixed.weights[group], torch.tensor(record["weights"]))
 
@@ -345,3 +345,12 @@ def test_an_error_in_a_worker_names_the_shard(tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{path.name}: group 2, image 0: .*semix verify --full"):
         list(DataLoader(images, batch_size=2, num_workers=2))
+
+
+def test_records_are_those_of_the_series_that_remain(tmp_path):
+    """Positions are no group numbers where an exclusion leaves series out."""
+    backwards = {1: {"weights": [0.9, 0.6, 0.4, 0.1]}}
+    samples = [handmade.sample(group, 4, **backwards.get(group, {})) for group in range(4)]
+    url = handmade.root_of(tmp_path, samples, handmade.NAMES).url
+    mixed = MixedDataset(url, exclude=Exclusion(monotone=True))
+    assert [record.group for record in mixed.records([2, 0, 1])] == [3, 0, 2]
