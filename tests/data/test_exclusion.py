@@ -190,7 +190,7 @@ def test_a_rule_that_leaves_nothing_is_refused(root, records):
         (
             {"min_stability": 0.1},
             {},
-            r"exclude.min_stability = 0.1: the noise of 1 of 1 series in .* has no score",
+            r"exclude.min_stability = 0.1: 1 of 1 series in .* have no stability score",
         ),
     ],
 )

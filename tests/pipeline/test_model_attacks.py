@@ -315,7 +315,7 @@ def test_a_clip_whose_tower_comes_from_elsewhere_is_refused(clip, tower, setting
 
 def test_a_clip_by_name_whose_text_tower_is_asked_for_is_refused():
     """Of such a model open_clip asks the hub for the settings of another one, of no commit."""
-    assert_refused("takes roberta-base from the hub", "roberta-ViT-B-32", "laion2b_s12b_b32k")
+    assert_refused("downloads roberta-base from the hub", "roberta-ViT-B-32", "laion2b_s12b_b32k")
 
 
 def test_weights_of_a_tag_are_as_open_clip_would_load_them(clip, tmp_path, monkeypatch):
