@@ -118,10 +118,8 @@ def compare(
     indices = sorted(rng.sample(range(plan.num_groups), min(options.series, plan.num_groups)))
     groups = [plan.group(index) for index in indices]
     other_groups = [replace(g, seed=hashed_seed(seed, "fidelity", g.index)) for g in groups]
-    exact, other = (
-        generate_sample(groups, plan, models),
-        generate_sample(other_groups, plan, models),
-    )
+    exact = generate_sample(groups, plan, models)
+    other = generate_sample(other_groups, plan, models)
     criteria = {}
     for name, changes in recipes.items():
         generator = config_of(options, *changes).generator

@@ -30,7 +30,7 @@ SMALL = ImageFont.load_default(10)
 CAPTION_HEIGHT = 30  # pixels below an image: alpha and weight, then the bar of the soft label
 PAPER = "#ffffff"  # background, because a viewer may show the picture on any colour
 
-NEARLY_HARD_BELOW = 0.05  # an `relative_entropy` below it means nearly hard labels
+NEARLY_HARD_BELOW = 0.05  # a `relative_entropy` below it means nearly hard labels
 
 
 def sample_series(root: Root, count: int = 10) -> list[int]:

@@ -48,11 +48,11 @@ def nonconformity(probabilities: Tensor, score: Score) -> Tensor:
 
 
 def threshold(calibration_scores: Tensor, targets: Tensor, miscoverage: float) -> float:
-    """The threshold with which sets contain the true class of 1 - miscoverage of new images, or more.
+    """The threshold with which the sets contain the true class at the rate 1 - miscoverage or more.
 
     It is the ceil((N + 1)(1 - miscoverage))-th smallest score of a true class, inf if N is too
-    small. The + 1 makes the coverage hold for a finite number N of calibration images; libraries
-    that take the plain quantile cover slightly less.
+    small. The + 1 makes the rate hold on new images for a finite number N of calibration images;
+    libraries that take the plain quantile cover slightly less.
 
     Args:
         calibration_scores: [N, K], from `nonconformity` on calibration images.

@@ -80,11 +80,9 @@ class TimmClassifier(ImageClassifier):
         """The order in which training (method `plp`) freezes modules.
 
         The classifier is first, then blocks from the last to the first, then the network's own
-        parameters, which belong to no block.
+        parameters, such as a class token, which belong to no block.
         """
-        own_parameters = nn.ParameterList(
-            self.features.parameters(recurse=False)
-        )  # such as a class token
+        own_parameters = nn.ParameterList(self.features.parameters(recurse=False))
         blocks = [block for child in self.features.children() for block in _blocks(child)]
         return [self.classifier, *reversed(modules_with_parameters([own_parameters, *blocks]))]
 

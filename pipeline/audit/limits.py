@@ -21,9 +21,8 @@ END_POINTS = 0.9
 END_POINTS_OF_SERIES = 0.95  # between two classes only, so errors should be rarer
 STILL = 0.01
 IMBALANCE = 1.5  # largest label mass of a class over the smallest
-UNDECIDED = (
-    0.95  # maximum mean label entropy, over that of equal labels; NEARLY_HARD_BELOW is the minimum
-)
+# Maximum mean label entropy, over that of equal labels; NEARLY_HARD_BELOW is the minimum.
+UNDECIDED = 0.95
 DISAGREEMENT = 0.2  # mean difference of the weights of two encoders
 STABILITY = 0.0  # median cosine; about 0 for a noise that inversion does not recover
 
