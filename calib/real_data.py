@@ -175,11 +175,9 @@ def check_overlap(data: TrainingData, *, allowed: int = 0) -> None:
         chunks = {split: stack.enter_context(closing(_chunks(data, split))) for split in SPLITS}
         shared = shared_images(chunks)
     if len(shared) > allowed:
-        (split, name), (earlier, original) = (
-            (split, getattr(data.real, split).name(index)) for split, index in shared[0]
-        )
+        names = [f"{split} {getattr(data.real, split).name(index)}" for split, index in shared[0]]
         overlap = f"{len(shared)} images of validation or test are in an earlier split as well"
-        example = f"for example, {split} image {name} is identical to {earlier} image {original}"
+        example = f"for example, {names[0]} is identical to {names[1]}"
         remedy = f"{overlap}: {example}; remove them, or allow them"
         raise InputError("real.allow_overlap", allowed, remedy)
 

@@ -185,7 +185,7 @@ def test_a_rule_that_leaves_nothing_is_refused(root, records):
         (
             {"max_disagreement": 0.1},
             {},
-            r"exclude.max_disagreement = 0.1: .*no weights of a second",
+            r"exclude.max_disagreement = 0.1: .* stores no CLIP weights by a second",
         ),
         (
             {"min_stability": 0.1},
