@@ -118,18 +118,19 @@ def compare(
     indices = sorted(rng.sample(range(plan.num_groups), min(options.series, plan.num_groups)))
     groups = [plan.group(index) for index in indices]
     other_groups = [replace(g, seed=hashed_seed(seed, "fidelity", g.index)) for g in groups]
-    exact, other = sample_series(groups, plan, models), sample_series(other_groups, plan, models)
+    exact = generate_sample(groups, plan, models)
+    other = generate_sample(other_groups, plan, models)
     criteria = {}
     for name, changes in recipes.items():
         generator = config_of(options, *changes).generator
         denoiser, device = models.generator.denoiser, str(models.generator.device)
         fast = replace(models, generator=LatentDiffusion(denoiser, generator, device=device))
-        criteria[name] = judge(exact, sample_series(groups, plan, fast), other, seed=seed)
+        criteria[name] = judge(exact, generate_sample(groups, plan, fast), other, seed=seed)
         print(f"{name}: {json.dumps(criteria[name])}", flush=True)
     return criteria
 
 
-def sample_series(groups: Sequence[MixGroup], plan: BuildPlan, models: Models) -> Sample:
+def generate_sample(groups: Sequence[MixGroup], plan: BuildPlan, models: Models) -> Sample:
     features, weights, seconds = [], [], []
     size = plan.config.shards.groups_per_batch
     for start in range(0, len(groups), size):

@@ -202,7 +202,7 @@ class UnaugmentedFeatures:
     @cached_property
     def validation(self) -> Tensor:
         """Features [N, D], computed in float32, in which classifiers are measured."""
-        images = self.data.read(self.data.real.validation)
+        images = self.data.stream(self.data.real.validation)
         with closing(images.chunks(ranges(0, len(images), CHUNK))) as chunks:
             return apply_to_chunks(self.network.features, chunks, device=self.views.device)
 

@@ -38,9 +38,10 @@ class TrainingData:
     """The real and mixed images of a run, for all of its seeds.
 
     Attributes:
-        side: of the square real images, in pixels.
+        side: side of the square real images, in pixels.
         memory_limit: bytes that decoded real images may take in memory.
-        workers: number of processes that decode other images, as in `StreamedImages`.
+        workers: number of processes that decode the images that do not fit in memory, as in
+            `StreamedImages`.
         weights_digest: digest of the file of pretrained weights; None without such a file.
     """
 
@@ -60,7 +61,7 @@ class TrainingData:
         """The images of a split; training images get memory before validation images.
 
         Args:
-            accelerator: of the processes that train together; all of them must call this.
+            accelerator: that of the processes that train together; all of them must call this.
         """
         if split not in self._images:
             free = self.memory_limit
@@ -76,7 +77,7 @@ class TrainingData:
             )
         return self._images[split]
 
-    def read(self, split: ImageSplit) -> StreamedImages:
+    def stream(self, split: ImageSplit) -> StreamedImages:
         """The images of a split that is read once and therefore not kept in memory."""
         return StreamedImages(split, self.side, workers=self.workers)
 
@@ -119,24 +120,26 @@ class TrainingData:
 def open_data(
     config: TrainConfig,
     *,
-    pinned: str | None = None,
+    pinned_index: str | None = None,
     weights_digest: str | None = None,
     compare_splits: bool = True,
 ) -> TrainingData:
     """Open the data that the settings name.
 
     Args:
-        pinned: the mixed dataset's index, used if the settings name none.
-        weights_digest: of the pretrained weights, if it is known; None reads their file.
-        compare_splits: search for images that two splits share. This decodes all images; only
-            training images in memory need not be decoded again later.
+        pinned_index: name of the mixed dataset's index to use if the settings name none.
+        weights_digest: digest of the pretrained weights, if it is known; None reads their file.
+        compare_splits: search for images that two splits share. This decodes all images.
+            Training images that fit in memory are kept; all others are decoded again when used.
     Raises:
         InputError: as `load_real`, `MixedDataset` and `check_overlap`; or the mixed images have
-            another size, other classes, invalid labels, or none of a class.
+            another size, other classes or invalid labels, or no mixed series exists for some class.
     """
     real = load_real(config.real)
     side = config.real.image_size
-    mixed = None if config.mixed is None else _open_mixed(config.mixed, real, pinned, side=side)
+    mixed = (
+        None if config.mixed is None else _open_mixed(config.mixed, real, pinned_index, side=side)
+    )
     path = config.model.params.get("weights")
     if path is not None and weights_digest is None:
         weights_digest = file_digest(Path(path))
@@ -174,14 +177,15 @@ def check_overlap(data: TrainingData, *, allowed: int = 0) -> None:
     if len(shared) > allowed:
         names = [f"{split} {getattr(data.real, split).name(index)}" for split, index in shared[0]]
         overlap = f"{len(shared)} images of validation or test are in an earlier split as well"
-        remedy = f"{overlap}, first {names[0]}, which is {names[1]}"
-        raise InputError("real.allow_overlap", allowed, f"{remedy}; remove them, or allow them")
+        example = f"for example, {names[0]} is identical to {names[1]}"
+        remedy = f"{overlap}: {example}; remove them, or allow them"
+        raise InputError("real.allow_overlap", allowed, remedy)
 
 
 def _chunks(data: TrainingData, split: str) -> Generator[np.ndarray, None, None]:
     """Yield the images of a split in chunks; of training images, also set `train_histogram`."""
     is_training = split == "train"
-    images = data.images("train") if is_training else data.read(getattr(data.real, split))
+    images = data.images("train") if is_training else data.stream(getattr(data.real, split))
     histogram = pixel_histogram(())
     with closing(images.chunks(ranges(0, len(images), DECODE_CHUNK))) as chunks:
         for chunk in chunks:
@@ -203,9 +207,9 @@ def pixel_histogram(chunks: Iterable[Tensor]) -> Tensor:
 
 
 def _open_mixed(
-    config: MixedConfig, real: RealDataset, pinned: str | None, *, side: int
+    config: MixedConfig, real: RealDataset, pinned_index: str | None, *, side: int
 ) -> MixedDataset:
-    mixed = _read_mixed(config, pinned, side)
+    mixed = _read_mixed(config, pinned_index, side)
     if mixed.class_names != real.class_names:
         mixed_names, real_names = (", ".join(dataset.class_names) for dataset in (mixed, real))
         remedy = f"its classes are {mixed_names}; the real data's are {real_names}"
@@ -218,11 +222,11 @@ def _open_mixed(
     return mixed
 
 
-def _read_mixed(config: MixedConfig, pinned: str | None, side: int) -> MixedDataset:
+def _read_mixed(config: MixedConfig, pinned_index: str | None, side: int) -> MixedDataset:
     try:
         return MixedDataset(
             config.url,
-            index=config.index or pinned,
+            index=config.index or pinned_index,
             scale=config.scale,
             rule=config.rule,
             labels=config.labels,

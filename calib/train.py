@@ -99,7 +99,7 @@ def train_run(
     check_shares(config, accelerator.num_processes)
     unfinished = broadcast_from_main(lambda: unfinished_seeds(config, run), accelerator)
     index = broadcast_from_main(lambda: mixed_index(config, run), accelerator)
-    data = open_data(config, pinned=index, compare_splits=False)
+    data = open_data(config, pinned_index=index, compare_splits=False)
     images = len(data.real.train)
     check_shares(config, accelerator.num_processes, num_images=images)
     check_memory(config, images=images, num_classes=data.num_classes)

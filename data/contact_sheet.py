@@ -1,4 +1,7 @@
-"""Contact sheets: pictures of some series of a root, which are read by their numbers."""
+"""Contact sheets: pictures of selected series of a mixed dataset.
+
+Reads the series by number and draws them.
+"""
 
 import math
 import unicodedata
@@ -24,14 +27,14 @@ GAP = 6
 NAME_WIDTH = 92
 NAME_SIZES = (14, 10)  # the smaller one if a name would be higher than its images
 SMALL = ImageFont.load_default(10)
-TEXT = 30  # pixels below an image: alpha and weight, then the bar of the soft label
+CAPTION_HEIGHT = 30  # pixels below an image: alpha and weight, then the bar of the soft label
 PAPER = "#ffffff"  # background, because a viewer may show the picture on any colour
 
-HARD = 0.05  # an `entropy_share` below it means nearly hard labels
+NEARLY_HARD_BELOW = 0.05  # a `relative_entropy` below it means nearly hard labels
 
 
-def some_of_all_pairs(root: Root, count: int = 10) -> list[int]:
-    """Group numbers of up to `count` committed series, of as many class sets as possible."""
+def sample_series(root: Root, count: int = 10) -> list[int]:
+    """Numbers of up to `count` committed series, from as many class sets as possible."""
     shards = list(root.entries())
     if not shards:
         raise InputError("url", root.url, "holds no finished series yet; run `semix resume`")
@@ -48,7 +51,8 @@ def spread_over_sets(sets: np.ndarray, count: int) -> list[int]:
     order = np.argsort(sets, kind="stable")
     _, starts, sizes = np.unique(sets[order], return_index=True, return_counts=True)
     if len(starts) >= count:
-        # Later series from later sets, so that they come from the whole of a dataset.
+        # From the first set take an early series, from the last a late one, so that the sample
+        # covers the whole dataset.
         return [
             int(order[starts[class_set] + number * sizes[class_set] // count])
             for number in range(count)
@@ -60,7 +64,10 @@ def spread_over_sets(sets: np.ndarray, count: int) -> list[int]:
 
 
 def shard_of(root: Root, group: int) -> int:
-    """The shard of a group, which need not be made yet. Raises InputError: no such group."""
+    """Number of the shard that holds, or will hold, this group.
+
+    Raises InputError: no such group.
+    """
     last = root.plan.num_groups - 1
     if not 0 <= group <= last:
         raise InputError("group", group, f"{root.url} has groups 0 to {last}")
@@ -92,7 +99,7 @@ def read_series(root: Root, groups: Sequence[int]) -> list[GroupSample]:
     return [series_by_group[group] for group in groups]
 
 
-def entropy_share(samples: Sequence[GroupSample]) -> float:
+def relative_entropy(samples: Sequence[GroupSample]) -> float:
     """Mean of the labels' entropy, divided by that of uniform labels over the series' classes."""
     ratios = [
         -sum(p * math.log(p) for _, p in label if p > 0) / math.log(len(sample.record.classes))
@@ -103,24 +110,33 @@ def entropy_share(samples: Sequence[GroupSample]) -> float:
 
 
 def contact_sheet(samples: Sequence[GroupSample]) -> Image.Image:
-    """Draw one row per series: its number, and its images by ascending alpha between class names.
+    """Draw one row per series: its number, and its images by ascending alpha.
 
-    Below each image are alpha and raw CLIP weight; a bar in two colours shows the soft label.
+    The name of the second class is to their left, that of the first class to their right. Below
+    each image are alpha and raw CLIP weight; a bar in two colours shows the soft label.
     """
     columns = max(len(sample.images) for sample in samples)
     width = 2 * NAME_WIDTH + columns * (CELL + GAP) + GAP
-    names = [(Name.of(s.record.names[:1]), Name.of(s.record.names[1:])) for s in samples]
+    names = [
+        (WrappedNames.of(s.record.names[:1]), WrappedNames.of(s.record.names[1:])) for s in samples
+    ]
     heights = [max(CELL, *(name.height for name in pair)) for pair in names]
-    total = sum(height + TEXT + 2 * GAP for height in heights) + GAP
+    total = sum(height + CAPTION_HEIGHT + 2 * GAP for height in heights) + GAP
     sheet, top = Image.new("RGB", (width, total), PAPER), GAP
     for sample, pair, height in zip(samples, names, heights, strict=True):
         _draw_series(sheet, sample, *pair, top=top, height=height)
-        top += height + TEXT + 2 * GAP
+        top += height + CAPTION_HEIGHT + 2 * GAP
     return sheet
 
 
 def _draw_series(
-    sheet: Image.Image, sample: GroupSample, first: "Name", second: "Name", *, top: int, height: int
+    sheet: Image.Image,
+    sample: GroupSample,
+    first: "WrappedNames",
+    second: "WrappedNames",
+    *,
+    top: int,
+    height: int,
 ) -> None:
     draw, record = ImageDraw.Draw(sheet), sample.record
     middle = top + height // 2
@@ -153,26 +169,26 @@ def _draw_image(
 
 
 @dataclass(frozen=True)
-class Name:
-    """Class names as the lines that fit beside a series."""
+class WrappedNames:
+    """One or more class names, wrapped into lines that fit beside a series."""
 
     lines: tuple[str, ...]
-    size: int  # of the letters, pixels
+    font_size: int  # pixels
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> "Name":
+    def of(cls, names: Sequence[str]) -> "WrappedNames":
         """Wrap the names, each on a new line, in the largest font size that fits CELL."""
         legible_names = [_legible(name) for name in names]
-        for size in NAME_SIZES:
-            lines = chain.from_iterable(_wrapped(name, size) for name in legible_names)
-            wrapped = cls(tuple(lines), size)
+        for font_size in NAME_SIZES:
+            lines = chain.from_iterable(_wrapped(name, font_size) for name in legible_names)
+            wrapped = cls(tuple(lines), font_size)
             if wrapped.height <= CELL:
                 break
         return wrapped
 
     @property
     def line_height(self) -> int:
-        return round(1.2 * self.size)
+        return round(1.2 * self.font_size)
 
     @property
     def height(self) -> int:
@@ -181,53 +197,57 @@ class Name:
     def draw(
         self,
         draw: ImageDraw.ImageDraw,
-        corner: tuple[int, int],
+        anchor: tuple[int, int],
         colour: str,
         *,
         to_the_left: bool = False,
     ) -> None:
-        """Draw the lines beside `corner`, which is at half their height."""
-        x, y = corner[0], corner[1] - self.height // 2 + self.size
+        """Draw the lines.
+
+        Args:
+            anchor: the middle of the text's left edge, or of its right edge if `to_the_left`.
+        """
+        x, y = anchor[0], anchor[1] - self.height // 2 + self.font_size
         for number, line in enumerate(self.lines):
-            left = x - _width(line, self.size) if to_the_left else float(x)
-            for font, run in _font_runs(line, self.size):
+            left = x - _width(line, self.font_size) if to_the_left else float(x)
+            for font, run in _font_runs(line, self.font_size):
                 draw.text((left, y + number * self.line_height), run, colour, font, anchor="ls")
                 left += font.getlength(run)
 
 
 def _legible(name: str) -> str:
-    """The name, with the code point, as `<U+1F600>`, of each letter that no font here has."""
+    """The name; letters missing in all fonts are replaced by their code point: `<U+1F600>`."""
     text = printable(unicodedata.normalize("NFC", " ".join(name.split())))
     return "".join(c if _font_file(c) else f"<U+{ord(c):04X}>" for c in text)
 
 
-def _wrapped(text: str, size: int) -> Iterator[str]:
+def _wrapped(text: str, font_size: int) -> Iterator[str]:
     """Lines of at most NAME_WIDTH, broken after a space, a hyphen or `_` where possible."""
     max_width = NAME_WIDTH - 2 * GAP
-    while _width(text, size) > max_width:
-        # Hardly a letter is narrower than a pixel.
+    while _width(text, font_size) > max_width:
+        # Letters are at least about one pixel wide, so no more than `max_width` of them can fit.
         lengths = range(1, min(len(text), max_width) + 1)
-        fits = max(1, sum(_width(text[:n], size) <= max_width for n in lengths))
+        fits = max(1, sum(_width(text[:n], font_size) <= max_width for n in lengths))
         end = max(text.rfind(mark, 0, fits) for mark in " -_") + 1
         yield text[: end or fits].rstrip()
         text = text[end or fits :]
     yield text
 
 
-def _width(text: str, size: int) -> float:
-    return sum(font.getlength(run) for font, run in _font_runs(text, size))
+def _width(text: str, font_size: int) -> float:
+    return sum(font.getlength(run) for font, run in _font_runs(text, font_size))
 
 
-def _font_runs(text: str, size: int) -> Iterator[tuple[ImageFont.FreeTypeFont, str]]:
+def _font_runs(text: str, font_size: int) -> Iterator[tuple[ImageFont.FreeTypeFont, str]]:
     """Split the text into runs of one font; every letter must have a font."""
     for file, letters in groupby(text, key=_font_file):
         assert file is not None
-        yield _font(file, size), "".join(letters)
+        yield _font(file, font_size), "".join(letters)
 
 
 @cache
-def _font(file: str, size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(file, size)
+def _font(file: str, font_size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(file, font_size)
 
 
 @cache

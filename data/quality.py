@@ -64,7 +64,7 @@ def spearman(alphas: Tensor, weights: Tensor) -> Tensor:
     return torch.where(length > 0, (first * second).sum(-1) / length.clamp_min(1e-12), 0.0)
 
 
-def falls(alphas: Tensor, weights: Tensor) -> Tensor:
+def has_decrease(alphas: Tensor, weights: Tensor) -> Tensor:
     """Which series are not monotone: [G] bool, true where the weight falls somewhere along alpha.
 
     Args:
@@ -89,7 +89,7 @@ def series_quality(alphas: Tensor, weights: Tensor) -> SeriesQuality:
         series=len(rho),
         median=float(rho.quantile(0.5)),
         mean=float(rho.mean()),
-        not_monotone=float(falls(alphas, weights).double().mean()),
+        not_monotone=float(has_decrease(alphas, weights).double().mean()),
         negative=float((rho < 0).double().mean()),
     )
 

@@ -1,4 +1,4 @@
-"""Decides which series of an index the rules of an exclusion leave out."""
+"""Applies the exclusion rules of a config to an index: decides which series are left out."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion, flagged_groups, newest_flags
 from semix.data.formats import SeriesRecord, ShardEntry
 from semix.data.pinned import PinnedRoot
-from semix.data.quality import falls, read_end_points, spearman
+from semix.data.quality import has_decrease, read_end_points, spearman
 
 log = logging.getLogger("semix.data")
 
@@ -27,8 +27,8 @@ class SeriesFilter:
     def __init__(self, exclusion: Exclusion, source: PinnedRoot) -> None:
         self.rules = exclusion.rules()
         self._source = source
-        flags = exclusion.flagged
-        self._flagged = _flagged_groups(flags, source) if flags else frozenset()
+        flag_names = exclusion.flagged
+        self._flagged = _groups_with_flags(flag_names, source) if flag_names else frozenset()
         self._features: tuple[int, Tensor] | None = None  # of the last shard
         self._counts = dict.fromkeys(self.rules, 0)
         self._num_series = self._num_kept = 0
@@ -38,7 +38,8 @@ class SeriesFilter:
 
         Args:
             shard: its entry in the index.
-            records: `KEY.json` of all of its series, or of some, with the labels in use.
+            records: the records (files `KEY.json` of the tar) of some or all series of the shard,
+                with the labels in use.
         Raises:
             InputError: a rule that does not apply to these series.
             ValueError: stored features that cannot be read.
@@ -76,32 +77,33 @@ class SeriesFilter:
             case "min_correlation" | "monotone":
                 return _out_of_order(rule, value, records)
             case "end_points":
-                return self._end_points_disagree(shard, records)
+                return self._end_points_misclassified(shard, records)
             case "max_disagreement":
                 differences = [r.agreement.difference for r in records if r.agreement]
                 if len(differences) < len(records):
-                    remedy = "has no weights of a second encoder; `semix relabel` can add them"
+                    remedy = (
+                        "stores no CLIP weights by a second encoder; `semix relabel` can add them"
+                    )
                     raise InputError(f"exclude.{rule}", value, f"{self._source.root.url} {remedy}")
                 return [max(difference) > value for difference in differences]
             case "min_stability":
                 scores = [r.stability for r in records if r.stability is not None]
                 if unknown := len(records) - len(scores):
-                    noises = f"the noise of {unknown:,} of {len(records):,} series"
-                    raise InputError(
-                        f"exclude.{rule}", value, f"{noises} in {shard.tar} has no score"
-                    )
+                    series = f"{unknown:,} of {len(records):,} series in {shard.tar}"
+                    remedy = f"{series} have no stability score for their noise"
+                    raise InputError(f"exclude.{rule}", value, remedy)
                 return [score < value for score in scores]
             case "flagged":
                 return [record.group in self._flagged for record in records]
         raise AssertionError(rule)
 
-    def _end_points_disagree(
+    def _end_points_misclassified(
         self, shard: ShardEntry, records: Sequence[SeriesRecord]
     ) -> list[bool]:
         # Read once per shard, also if its series are passed one by one.
         if self._features is None or self._features[0] != shard.shard:
             self._features = shard.shard, self._source.features(shard)
-        features, disagree = self._features[1], []
+        features, misclassified = self._features[1], []
         rows = {group: row for row, group in enumerate(shard.group_numbers)}
         for record in records:
             end_points = read_end_points(
@@ -110,8 +112,8 @@ class SeriesFilter:
                 features[rows[record.group]],
                 self._source.prototypes,
             )
-            disagree.append(bool((end_points.intended != end_points.nearest).any()))
-        return disagree
+            misclassified.append(bool((end_points.intended != end_points.nearest).any()))
+        return misclassified
 
 
 def describe(counts: Mapping[str, int], *, remaining: int, series: int) -> str:
@@ -130,17 +132,17 @@ def _out_of_order(rule: str, value: float, records: Sequence[SeriesRecord]) -> l
         for rows in ([r.alphas for r in records], [r.weights for r in records])
     )
     if rule == "monotone":
-        return falls(alphas, weights).tolist()
+        return has_decrease(alphas, weights).tolist()
     return (spearman(alphas, weights) < value).tolist()
 
 
-def _flagged_groups(names: Sequence[Any], source: PinnedRoot) -> frozenset[int]:
-    flags = newest_flags(source.root, source.index)
-    if flags is None or flags.digest != source.digest:
+def _groups_with_flags(flag_names: Sequence[Any], source: PinnedRoot) -> frozenset[int]:
+    audit = newest_flags(source.root, source.index)
+    if audit is None or audit.digest != source.digest:
         url, index = source.root.url, source.index
         remedy = f"{index} was not audited; run `semix audit {url} --index {index}`"
-        raise InputError("exclude.flagged", ", ".join(names), remedy)
-    if unknown := [flag for flag in names if flag not in flags.flags]:
+        raise InputError("exclude.flagged", ", ".join(flag_names), remedy)
+    if unknown := [name for name in flag_names if name not in audit.flags]:
         remedy = "the last audit did not look for it; run `semix audit` again"
         raise InputError("exclude.flagged", ", ".join(unknown), remedy)
-    return flagged_groups(flags, names)
+    return flagged_groups(audit, flag_names)

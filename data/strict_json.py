@@ -1,4 +1,7 @@
-"""JSON from untrusted sources: bounded, finite, without duplicate keys, checked by a model."""
+"""JSON from untrusted sources, validated by a pydantic model.
+
+Its size is limited, its numbers are finite, and no key is duplicate.
+"""
 
 import json
 import math
@@ -9,12 +12,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Strict(BaseModel):
-    """Base of models of stored files: no unknown keys, no conversions, finite numbers."""
+    """Base class of the pydantic models of stored files.
+
+    No unknown keys, no conversions, finite numbers.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-PLAIN = re.compile(r"\w{1,60}", re.ASCII)
+SAFE_NAME = re.compile(r"\w{1,60}", re.ASCII)
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -47,22 +53,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
     keys = [key for key, _ in pairs]
     if len(set(keys)) < len(keys):
         duplicate = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {_shown(duplicate)} is there twice")
+        raise ValueError(f"key {_escaped(duplicate)} is there twice")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{_shown(text)} is not a finite number")
+        raise ValueError(f"{_escaped(text)} is not a finite number")
     return number
 
 
 def _path(location: tuple[int | str, ...]) -> str:
     names = (str(part) for part in location)
-    path = ".".join(name if PLAIN.fullmatch(name) else _shown(name) for name in names)
+    path = ".".join(name if SAFE_NAME.fullmatch(name) else _escaped(name) for name in names)
     return f"{path}: " if path else ""
 
 
-def _shown(text: str, max_length: int = 60) -> str:
+def _escaped(text: str, max_length: int = 60) -> str:
     """The text as plain ASCII, because a hostile file must not control a terminal."""
     return ascii(text if len(text) <= max_length else text[:max_length] + "...")

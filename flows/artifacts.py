@@ -27,11 +27,11 @@ from semix.calib.config import TrainConfig
 from semix.calib.results import MethodResult
 from semix.calib.run_folder import HISTORY, seed_evaluation_path, seed_folder
 from semix.data.contact_sheet import (
-    HARD,
+    NEARLY_HARD_BELOW,
     contact_sheet,
-    entropy_share,
     read_series,
-    some_of_all_pairs,
+    relative_entropy,
+    sample_series,
 )
 from semix.data.files import MAX_JSON, read_bytes
 from semix.data.fingerprint import fingerprint
@@ -200,12 +200,12 @@ def build_summary(
         shards_made = made_and_reused(before, root.done())
         facts |= {"made in this run": shards_made["made"], "reused": shards_made["reused"]}
         if series := _series_to_show(root):
-            relative_entropy = entropy_share(read_series(root, series))
-            facts["entropy of labels"] = f"{relative_entropy:.2f} of equal labels'"
-            if relative_entropy < HARD:
+            entropy_ratio = relative_entropy(read_series(root, series))
+            facts["entropy of labels"] = f"{entropy_ratio:.2f} of equal labels'"
+            if entropy_ratio < NEARLY_HARD_BELOW:
                 text = "%s: labels are nearly hard (%.2f of the entropy of equal labels), which "
                 text += "costs accuracy; soften them: semix relabel %s --set annotation.scale=2.3"
-                build_log.warning(text, root.url, relative_entropy, root.url)
+                build_log.warning(text, root.url, entropy_ratio, root.url)
         facts |= {"lineage": describe_source(source(root.plan)), **_failures(root)}
         address = markdown_text(root.url)
         text = f"What is at {address}; the rate of one worker leaves out loading models."
@@ -277,7 +277,7 @@ def _series_to_show(root: Root) -> list[int]:
     """Series of different class pairs, as many as MAX_READ allows."""
     series: list[int] = []
     bytes_read = 0
-    for number in some_of_all_pairs(root, ROWS) if root.done() else []:
+    for number in sample_series(root, ROWS) if root.done() else []:
         record = root.record(root.layout.shard_of(number))
         if record is None:  # discarded since
             continue

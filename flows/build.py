@@ -28,7 +28,7 @@ from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
 from semix.flows.costs import DEFAULT_SHARE, check_rates, costs
 from semix.flows.slots import SlotSettings, check_gpu, prepare_workers
-from semix.pipeline.config import BuildConfig, hard_labels
+from semix.pipeline.config import BuildConfig, hard_label_notes
 from semix.pipeline.prototypes import stored_scale
 from semix.pipeline.root import (
     checked_plan,
@@ -202,7 +202,7 @@ def check(
         store.check_writable(tidy=True)
     log_notes(config)
     if root and config.annotation.scale == "auto" and config.annotation.rule == "projection":
-        for note in hard_labels(stored_scale(root)):
+        for note in hard_label_notes(stored_scale(root)):
             log.warning("%s", note)
     if config.real.name == "imagefolder":
         log_ignored_files(config.real)

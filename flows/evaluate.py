@@ -42,13 +42,14 @@ def evaluate(
     device: str = "auto",
     fresh: bool = False,
 ) -> Evaluation:
-    """Measure all seeds of a run; nothing is trained.
+    """Evaluate the networks of all training seeds; nothing is trained.
 
-    Under other settings than those of the run, the results are written to
-    `evaluation-DIGEST.json`, beside the run's `evaluation.json`, which stays.
+    Starts the flow `evaluate` in this process and waits for it. Under other settings than those of
+    the run, the results are written to `evaluation-DIGEST.json`, beside the run's
+    `evaluation.json`, which stays.
 
     Args:
-        run: folder of a run whose seeds are trained.
+        run: folder of a run whose training is complete for every seed.
         overrides: as `evaluation.bins=20`.
         to: another file to write.
         device: auto, cpu or cuda.
@@ -67,7 +68,7 @@ def evaluate(
 def run_evaluation(
     run: str | Path, *, overrides: Sequence[str], to: str | Path, device: str, fresh: bool
 ) -> Path:
-    """As `evaluate`, but returns the path of the written file."""
+    """As `evaluate`, which calls this: starts the flow; returns the path of the written file."""
     prepared = prepare_evaluation(Path(run), overrides, to=to, device=device)
     run_flow(
         "semix.flows.evaluate_flow.evaluate_flow",
@@ -82,7 +83,9 @@ def run_evaluation(
 
 
 def export_results(run: Path, format: str) -> list[Path]:
-    """Write results below the run's folder in another benchmark's layout; returns the files.
+    """Export the results to RUN/calarena in CalArena's layout; returns the written files.
+
+    An empty `format` exports nothing.
 
     Raises:
         InputError: a required library is not installed.
@@ -95,14 +98,17 @@ def export_results(run: Path, format: str) -> list[Path]:
 
 
 def measure_run(prepared: PreparedEvaluation, run: Path, *, device: str, fresh: bool) -> Evaluation:
-    """As `evaluate`, in this process and with checked settings."""
+    """The work of the flow `evaluate`, which calls this: starts no flow.
+
+    Settings were checked by `prepare_evaluation`.
+    """
     from semix.calib.evaluate import evaluate_run
     from semix.data.device import resolve_device
 
     return evaluate_run(
         run,
         config=prepared.settings,
-        beside=None if prepared.path == run.absolute() / EVALUATION else prepared.path,
+        output_path=None if prepared.path == run.absolute() / EVALUATION else prepared.path,
         device=resolve_device(settled_device(device)),
         fresh=fresh,
     )

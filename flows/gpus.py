@@ -57,6 +57,9 @@ def settled_device(
 ) -> Name | Literal["cuda"]:
     """Replace auto by cuda if there is a GPU: with auto, a lost GPU would silently mean the CPU.
 
+    Unlike `semix.data.device.resolve_device`, this asks the driver instead of torch, can answer for
+    another process's environment, keeps `auto` if there is no GPU, and accepts any other device.
+
     Raises InputError: as for `visible_gpus`.
     """
     return "cuda" if device == "auto" and visible_gpus(environment) else device

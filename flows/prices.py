@@ -1,4 +1,4 @@
-"""Prices of GPU hours: of a planned build from estimates, of a root from its records."""
+"""Cost of GPU hours: of a planned build from estimates, of a root from its records."""
 
 import re
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ class Price:
     """The price of one worker's GPU for one hour.
 
     Attributes:
-        currency: the text beside the number.
+        currency: the text before or after the number.
     """
 
-    hour: float
+    per_hour: float
     currency: str = ""
 
     @classmethod
@@ -44,50 +44,55 @@ class Price:
             raise InputError("--price", text, f"{remedy}; write 2.49, 1234.50 or 1,234.50")
         return cls(float(number[0].replace(",", "")), currency)
 
-    def of(self, seconds: float) -> float:
-        return seconds / 3600 * self.hour
+    def cost_of(self, seconds: float) -> float:
+        return seconds / 3600 * self.per_hour
 
-    def words(self, amount: float) -> str:
+    def text_of(self, amount: float) -> str:
         """`12.30 EUR`."""
         return f"{amount:,.2f} {self.currency}".rstrip() if amount >= 0.005 else "less than 0.01"
 
 
-def price_of_check(facts: Mapping[str, Any], price: Price) -> dict[str, Any]:
-    """The price of a whole build from the facts of `--check`; None if its hours are not known.
+def build_cost(facts: Mapping[str, Any], price: Price) -> dict[str, Any]:
+    """The cost of a whole build from the facts of `--check`.
 
-    Noise selection is listed apart; with `--time` there is also the price at the measured speed, by
-    stage.
+    `estimated` is None if the hours are not known. Noise selection is listed separately: it costs
+    `noise_ratio` times what generating costs. With `--time` there is also the cost at the measured
+    speed, by stage.
     """
     hours, timed = facts["hours"], facts["timed"]
-    cost: dict[str, Any] = {"hour": price.hour, "currency": price.currency, "estimated": None}
+    cost: dict[str, Any] = {"hour": price.per_hour, "currency": price.currency, "estimated": None}
     if hours is not None:
         noise = facts["noise_ratio"] / (1 + facts["noise_ratio"])
-        cost |= {"estimated": hours * price.hour, "of_which_noise": hours * noise * price.hour}
+        cost |= {
+            "estimated": hours * price.per_hour,
+            "of_which_noise": hours * noise * price.per_hour,
+        }
     if timed is not None:
-        total, noise_ratio = timed["hours"] * price.hour, facts["noise_ratio"]
-        price_per_second = total / (1 + noise_ratio) / timed["seconds"]  # per second of the batch
-        stages = {name: seconds * price_per_second for name, seconds in timed["stages"].items()}
+        total, noise_ratio = timed["hours"] * price.per_hour, facts["noise_ratio"]
+        # Cost per second of the timed batch, without noise selection.
+        cost_per_second = total / (1 + noise_ratio) / timed["seconds"]
+        stages = {name: seconds * cost_per_second for name, seconds in timed["stages"].items()}
         if noise_ratio:
             stages["choosing noise"] = total * noise_ratio / (1 + noise_ratio)
         cost |= {"at_measured_speed": total, "stages": stages}
     return cost
 
 
-def words_of_check(cost: Mapping[str, Any], price: Price) -> str:
-    """The price of a build in one line."""
+def describe_build_cost(cost: Mapping[str, Any], price: Price) -> str:
+    """The cost of a build in one line."""
     if cost["estimated"] is None:
         return "not known"
-    text = price.words(cost["estimated"])
+    text = price.text_of(cost["estimated"])
     if cost["of_which_noise"]:
-        text += f", of which noise selection {price.words(cost['of_which_noise'])}"
+        text += f", of which noise selection {price.text_of(cost['of_which_noise'])}"
     if "stages" in cost:
-        speed = price.words(cost["at_measured_speed"])
+        speed = price.text_of(cost["at_measured_speed"])
         text += f"; at the measured speed {speed} ({_stages(cost, price)})"
     return text
 
 
-def price_of_root(progress: RootProgress, left: float | None, price: Price) -> dict[str, Any]:
-    """The price of a root's shards, done and missing, from the times in its records.
+def root_cost(progress: RootProgress, left: float | None, price: Price) -> dict[str, Any]:
+    """The cost of a root's shards, done and missing, from the times in its records.
 
     Loading of models, waiting and lost work are not recorded.
 
@@ -95,23 +100,23 @@ def price_of_root(progress: RootProgress, left: float | None, price: Price) -> d
         left: remaining seconds of one worker, if known.
     """
     return {
-        "hour": price.hour,
+        "hour": price.per_hour,
         "currency": price.currency,
-        "spent": price.of(progress.seconds),
-        "left": None if left is None else price.of(left),
-        "stages": {name: price.of(seconds) for name, seconds in progress.stages.items()},
+        "spent": price.cost_of(progress.seconds),
+        "left": None if left is None else price.cost_of(left),
+        "stages": {name: price.cost_of(seconds) for name, seconds in progress.stages.items()},
     }
 
 
-def words_of_root(cost: Mapping[str, Any], price: Price) -> str:
+def describe_root_cost(cost: Mapping[str, Any], price: Price) -> str:
     """`12.30 EUR so far (generate 11.80 EUR, encode 0.40 EUR, ...), 3.10 EUR left`."""
-    text = f"{price.words(cost['spent'])} so far"
+    text = f"{price.text_of(cost['spent'])} so far"
     if cost["stages"]:
         text += f" ({_stages(cost, price)}; stages run in parallel)"
-    return f"{text}, {price.words(cost['left'])} left" if cost["left"] else text
+    return f"{text}, {price.text_of(cost['left'])} left" if cost["left"] else text
 
 
 def _stages(cost: Mapping[str, Any], price: Price) -> str:
     """`generate 11.80 EUR, encode 0.40 EUR`: the most expensive stage first."""
     ordered = sorted(cost["stages"].items(), key=lambda stage: -stage[1])
-    return ", ".join(f"{name} {price.words(amount)}" for name, amount in ordered)
+    return ", ".join(f"{name} {price.text_of(amount)}" for name, amount in ordered)

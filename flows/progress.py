@@ -25,7 +25,7 @@ from semix.data.label_sets import LabelSet, label_sets
 from semix.data.lineage import describe_source, source
 from semix.data.printable import printable_line
 from semix.data.root import Root, RootProgress
-from semix.flows.prices import Price, price_of_root, words_of_root
+from semix.flows.prices import Price, describe_root_cost, root_cost
 from semix.flows.terminal import console, emit_facts
 from semix.pipeline.relabel import command_of
 
@@ -97,8 +97,8 @@ def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
     facts = {**root.status(), **derived_metrics(counts)}
     facts["lineage"] = source(root.plan) if as_json else describe_source(source(root.plan))
     if price is not None:
-        cost = price_of_root(counts, facts["worker_seconds_left"], price)
-        facts["price"] = cost if as_json else words_of_root(cost, price)
+        cost = root_cost(counts, facts["worker_seconds_left"], price)
+        facts["price"] = cost if as_json else describe_root_cost(cost, price)
     if digests := label_sets(root):
         facts["label_sets"] = ", ".join(digest[:12] for digest in digests)
         incomplete = incomplete_sets(root)

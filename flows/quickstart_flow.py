@@ -13,7 +13,7 @@ from semix.calib.results import load_methods
 from semix.calib.run_folder import claim_run, is_measured
 from semix.calib.study import Cell
 from semix.calib.study_jobs import plan_jobs
-from semix.data.contact_sheet import contact_sheet, read_series, some_of_all_pairs
+from semix.data.contact_sheet import contact_sheet, read_series, sample_series
 from semix.data.machine import usable_cores
 from semix.data.root import Root, RootProgress
 from semix.flows import parameters as p
@@ -196,5 +196,5 @@ def first_picture(root: Root, path: Path) -> bool:
     """Draw some committed series; False if there are none."""
     if not root.done():
         return False
-    contact_sheet(read_series(root, some_of_all_pairs(root))).save(path)
+    contact_sheet(read_series(root, sample_series(root))).save(path)
     return True

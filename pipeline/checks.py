@@ -14,7 +14,7 @@ from semix.pipeline.config import (
     BuildConfig,
     EncoderConfig,
     GeneratorConfig,
-    hard_labels,
+    hard_label_notes,
 )
 from semix.pipeline.generators.schedulers import (
     check_deterministic,
@@ -41,10 +41,13 @@ from semix.pipeline.model_paths import (
 from semix.pipeline.prompts import checked_prompts, configure_tokenizer, prompt_names
 
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
-# Class prefixes of the text encoders that download nothing more.
-ENCODERS = ("CLIP", "T5", "Qwen3")
-ANY_TOKENIZER = "TokenizersBackend"  # transformers' own, defined by tokenizer.json
-OTHER_TOKENIZERS = ("Qwen2Tokenizer", ANY_TOKENIZER)
+# Class-name prefixes of the text encoders that load from their folder alone, without further
+# downloads; their own tokenizers have the same prefixes.
+TEXT_ENCODERS = ("CLIP", "T5", "Qwen3")
+# transformers' tokenizer class for any model; the model's tokenizer.json defines it.
+GENERIC_TOKENIZER = "TokenizersBackend"
+# Accepted tokenizer classes whose names begin with none of TEXT_ENCODERS.
+OTHER_TOKENIZERS = ("Qwen2Tokenizer", GENERIC_TOKENIZER)
 LOCAL, HUB = "local-dir:", "hf-hub:"  # prefixes of CLIP models
 HUB_WEIGHTS = CLIP_WEIGHTS[0]
 CONVERT = "convert it once, as docs/format.md says under Safety"
@@ -60,7 +63,7 @@ def notes(config: BuildConfig) -> list[str]:
     """Sentences on valid settings that may surprise a user."""
     annotation = config.annotation
     has_scale = annotation.rule == "projection" and annotation.scale != "auto"
-    label_notes = hard_labels(float(annotation.scale)) if has_scale else []
+    label_notes = hard_label_notes(float(annotation.scale)) if has_scale else []
     return [*_safety_checker_note(config), *label_notes]
 
 
@@ -79,17 +82,20 @@ def _safety_checker_note(config: BuildConfig) -> list[str]:
 
 
 def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
-    """Check names and prompts of all classes with a local model's tokenizers; for a hub id, names.
+    """Check the names of all classes and, if the model is local, their prompts.
+
+    Prompts are checked with the model's tokenizers.
 
     Raises:
         InputError: `generator.names` renames an unknown class; a prompt that the model would
-            truncate; names that cannot be padded.
+            truncate; class names whose prompts cannot be padded to equal token length.
     """
     names = prompt_names(config, class_names)
     folder = local_path(config.model)
     index = read_json(folder / "model_index.json") if folder is not None else {}
     kinds = {component: index[component][1] or "" for component in TOKENIZERS if component in index}
-    if folder is None or not any(kinds.values()):  # a hub id, or a model with numbered classes
+    # A hub id, or a class-conditional model (DiT), which takes class numbers and no prompts.
+    if folder is None or not any(kinds.values()):
         return
     # transformers takes seconds to import; a wrong path is reported before that
     from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, TokenizersBackend
@@ -99,7 +105,7 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
         "Qwen2": Qwen2Tokenizer,
         "CLIP": CLIPTokenizer,
     }
-    classes[ANY_TOKENIZER] = TokenizersBackend
+    classes[GENERIC_TOKENIZER] = TokenizersBackend
     tokenizers = [
         configure_tokenizer(tokenizer_class.from_pretrained(folder / component), config, component)
         for component, kind in kinds.items()
@@ -110,10 +116,11 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
 
 
 def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") -> None:
-    """Check the generator and what is added to it.
+    """Check the generator, the networks that replace its own, and its LoRAs.
 
     Args:
-        noise_strategy: any but random inverts the sampling.
+        noise_strategy: any strategy other than `random` runs the sampler backwards (inversion), so
+            the scheduler must support that.
     Raises:
         InputError: a local directory that is missing, of another family, without safetensors, or
             with an unsuitable scheduler; a hub id without a commit.
@@ -126,7 +133,7 @@ def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") 
             check_latent_size(read_json(unet_config), "generator.model", folder)
         _check_guidance(folder, config)
         _check_scheduler(folder, config, noise_strategy)
-    _check_additions(config)
+    _check_replacements_and_lora(config)
 
 
 def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
@@ -158,9 +165,12 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
 
 
 def _check_component(folder: Path, component: str, entry: list[str], variant: str | None) -> None:
-    """Check one component; unknown networks of transformers could download further models."""
+    """Check one component.
+
+    Of transformers only known classes are accepted, because others could download further models.
+    """
     library, kind = entry  # of model_index.json
-    if library == "transformers" and not kind.startswith((*ENCODERS, *OTHER_TOKENIZERS)):
+    if library == "transformers" and not kind.startswith((*TEXT_ENCODERS, *OTHER_TOKENIZERS)):
         remedy = f"its {component} is a {kind}; semix takes CLIP's, T5's and Qwen3's"
         raise InputError("generator.model", folder, remedy)
     if not (folder / component).is_dir():
@@ -206,12 +216,12 @@ def _check_scheduler(folder: Path, config: GeneratorConfig, noise_strategy: str)
 def check_latent_size(settings: Mapping[str, Any], field: str, model: Path | str) -> None:
     """Raises InputError for a U-Net whose config lacks the size of its latents."""
     if settings.get("sample_size") is None:
-        remedy = "the config of its U-Net has no sample_size; write there the side of the latents "
-        remedy += "that it was trained on, an eighth of its images' (64 for 512 pixels)"
+        remedy = "the config of its U-Net has no sample_size; add sample_size: the side of its "
+        remedy += "training images divided by 8 (64 for 512 pixels)"
         raise InputError(field, model, remedy)
 
 
-def _check_additions(config: GeneratorConfig) -> None:
+def _check_replacements_and_lora(config: GeneratorConfig) -> None:
     if config.unet is not None:
         _check_network(config.unet, config.unet_revision, "generator.unet")
         folder = local_path(config.unet)
@@ -262,7 +272,7 @@ def check_encoder(config: EncoderConfig, field: str) -> None:
     elif has_own_weights:
         check_commit(config.model, config.revision, f"{field}.revision")
     else:
-        _check_model_path(config, field)
+        _check_named_model(config, field)
 
 
 def check_folder(folder: Path, field: str) -> None:
@@ -284,7 +294,10 @@ def check_folder(folder: Path, field: str) -> None:
 
 
 def tag_repository(config: EncoderConfig) -> str | None:
-    """The hub repository where a tag's weights are `HUB_WEIGHTS`; None for any other tag."""
+    """The hub repository of the tag's weights, if they are stored there as `HUB_WEIGHTS`.
+
+    That file is safetensors; None for any other tag.
+    """
     from open_clip import get_pretrained_cfg
 
     tag = get_pretrained_cfg(config.model, config.pretrained)
@@ -292,7 +305,7 @@ def tag_repository(config: EncoderConfig) -> str | None:
     return repository if repository and not file else None
 
 
-def _check_model_path(config: EncoderConfig, field: str) -> None:
+def _check_named_model(config: EncoderConfig, field: str) -> None:
     if re.match(r"[.~]|.*/", config.model) or Path(config.model).is_dir():
         remedy = f"write {LOCAL}{config.model} if it is a folder, {HUB}{config.model} if a hub id"
         raise InputError(f"{field}.model", config.model, remedy)
@@ -321,7 +334,7 @@ def _check_model_path(config: EncoderConfig, field: str) -> None:
 
 
 def _tags(config: EncoderConfig) -> str:
-    """The tags of the model whose weights are safetensors, as text."""
+    """Comma-separated list of the model's tags that have safetensors weights."""
     from open_clip import list_pretrained_tags_by_model
 
     tags = list_pretrained_tags_by_model(config.model)
@@ -335,6 +348,7 @@ def check_tower_sources(settings: Mapping[str, Any], value: object, field: str) 
         name = settings.get(tower, {}).get(key)
         if name and (key == "hf_model_name" or re.search("[:/]", name)):
             remedy = (
-                f"its {tower} takes {name} from the hub, of no commit; use a model of one piece"
+                f"its {tower} downloads {name} from the hub without a pinned commit; use a model "
             )
+            remedy += "whose weights include both towers"
             raise InputError(f"{field}.model", value, remedy)

@@ -393,7 +393,7 @@ def implied_label(scale: float) -> float:
     return 1 / (1 + math.exp(-scale / 2))
 
 
-def hard_labels(scale: float) -> list[str]:
+def hard_label_notes(scale: float) -> list[str]:
     """One note if this sharpening makes labels nearly hard, otherwise none."""
     label = implied_label(scale)
     if label <= NEARLY_HARD:

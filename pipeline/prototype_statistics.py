@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from semix.data.errors import InputError
 from semix.data.tensors import Metadata, open_sealed, seal
-from semix.pipeline.config import AnnotationConfig, hard_labels, implied_label
+from semix.pipeline.config import AnnotationConfig, hard_label_notes, implied_label
 from semix.pipeline.provenance import EncoderIdentity
 
 FEATURES, SECOND = "features", "second"  # names of the features of each encoder in files
@@ -148,7 +148,7 @@ class PrototypeFile:
                 text = "sharpening of %s: scale %.3g (%s); an average real image would be labelled"
                 source = "from the spread of real images" if measured else "as set"
                 log.info(f"{text} %.3f", name, scale, source, implied_label(scale))
-            for note in hard_labels(scale) if measured else ():
+            for note in hard_label_notes(scale) if measured else ():
                 log.warning("%s", note)
 
 

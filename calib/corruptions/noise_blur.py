@@ -1,4 +1,7 @@
-"""Noise of sensors, of few photons and of broken pixels; every kind of blur; saturation."""
+"""Corruptions by noise and blur, and saturation.
+
+Noise: gaussian, shot, impulse, speckle. Blur: gaussian, defocus, glass, motion, zoom.
+"""
 
 from collections.abc import Sequence
 
@@ -7,26 +10,30 @@ from scipy.ndimage import correlate
 
 from semix.calib.corruptions.pixels import (
     Pixels,
+    blur_along_line,
     draw,
-    enlarged,
+    enlarge,
+    round_to_bytes,
     smooth,
-    streaked,
     to_bytes,
-    whole_levels,
 )
 
 Generators = Sequence[np.random.Generator]
 
 
 def gaussian_noise(images: Pixels, scale: float, generators: Generators) -> Pixels:
-    """Normal noise of one deviation everywhere."""
+    """Gaussian noise with the same standard deviation at every pixel."""
     shape = images.shape[1:]
     noise = draw(generators, lambda rng: rng.standard_normal(shape, dtype=np.float32))
     return images + np.float32(scale) * noise
 
 
 def shot_noise(images: Pixels, photons: float, generators: Generators) -> Pixels:
-    """Poisson noise: the square root of the number of photons that a value stands for."""
+    """Poisson noise.
+
+    A value of 1 stands for `photons` photons; the standard deviation of their number is the
+    square root of the expected number.
+    """
     pairs = zip(images * photons, generators, strict=True)
     counts = np.stack([generator.poisson(image) for image, generator in pairs])
     return (counts / photons).astype(np.float32)
@@ -40,26 +47,27 @@ def impulse_noise(images: Pixels, fraction: float, generators: Generators) -> Pi
     return noisy
 
 
-RED = np.array([0, 1, 1], dtype=np.float32)  # distance of each channel from the value of HSV
+# (value - channel) / chroma of pure red, value and chroma as in HSV; used where chroma is 0.
+RED = np.array([0, 1, 1], dtype=np.float32)
 
 
 def speckle_noise(images: Pixels, scale: float, generators: Generators) -> Pixels:
-    """Normal noise in proportion to the value."""
+    """Gaussian noise in proportion to the value."""
     noise = gaussian_noise(np.zeros_like(images), scale, generators)
     return images + images * noise
 
 
 def gaussian_blur(images: Pixels, sigma: float, generators: Generators) -> Pixels:
-    """Blur of one deviation everywhere."""
+    """Gaussian blur with the same standard deviation at every pixel."""
     return smooth(images, sigma)
 
 
-def saturate(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+def saturate(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
     """The saturation of HSV times a factor, plus a constant; hue and value unchanged.
 
-    Grey has no hue. The benchmark takes that of red, so the constant turns grey to red.
+    Grey has no hue; ImageNet-C uses the hue of red, so the constant turns grey into red.
     """
-    factor, added = level
+    factor, added = parameters
     value, low = (extreme(images, axis=-1, keepdims=True) for extreme in (np.max, np.min))
     chroma = value - low
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -68,9 +76,9 @@ def saturate(images: Pixels, level: tuple[float, float], generators: Generators)
     return value * (1 - distance * np.clip(factor * saturation + added, 0, 1))
 
 
-def defocus_blur(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+def defocus_blur(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
     """A point becomes a disk with a smooth rim."""
-    kernel = _disk(*level)[None, :, :, None]
+    kernel = _disk(*parameters)[None, :, :, None]
     blurred: Pixels = correlate(images, kernel, mode="mirror")
     return blurred
 
@@ -88,30 +96,33 @@ def _disk(radius: float, rim: float) -> np.ndarray:
     return padded
 
 
-def glass_blur(images: Pixels, level: tuple[float, int, int], generators: Generators) -> Pixels:
+def glass_blur(
+    images: Pixels, parameters: tuple[float, int, int], generators: Generators
+) -> Pixels:
     """Pixels become copies of near ones, between two slight Gaussian blurs.
 
     From the last pixel to the first, each becomes a copy of the current value of a random pixel
-    at most `reach` away. The authors' script intends to swap the two, but copies, as in the
-    published files.
+    at most `reach` away. ImageNet-C's script was meant to swap the two pixels but copies one; the
+    published files were made that way, so this copies, too.
     """
-    sigma, reach, rounds = level
+    sigma, reach, rounds = parameters
     size = images.shape[1]
-    levels = to_bytes(smooth(images, sigma))
+    pixel_bytes = to_bytes(smooth(images, sigma))
     inner = size - 2 * reach  # indices reach + 1 .. size - reach of each axis
     shape = (rounds, 2, inner, inner)
     moves = draw(generators, lambda rng: rng.integers(-reach, reach, shape)).astype(int)
     for turn in range(rounds):
-        _copy_neighbours(levels, moves[:, turn], reach=reach)
-    return smooth(levels.astype(np.float32) / 255, sigma)
+        _copy_neighbours(pixel_bytes, moves[:, turn], reach=reach)
+    return smooth(pixel_bytes.astype(np.float32) / 255, sigma)
 
 
 def _copy_neighbours(images: np.ndarray, moves: np.ndarray, *, reach: int) -> None:
     """Copy in place; `moves` are offsets in rows and columns, [N, 2, inner, inner].
 
-    Pixels with the same number `(reach + 1) row + column`, counted from the last, do not reach
-    each other, and the pixels within reach of a pixel are processed before or after it as in
-    reading order; so all pixels of one number are copied at once.
+    Rows and columns are counted from the bottom right, where processing starts. Pixels with equal
+    `(reach + 1) * row + column` are out of each other's reach, so they are copied at once.
+    Processing these groups by ascending number keeps the sequential order between any two pixels
+    within reach.
     """
     inner = moves.shape[-1]
     row, column = np.indices((inner, inner)).reshape(2, -1)
@@ -124,17 +135,17 @@ def _copy_neighbours(images: np.ndarray, moves: np.ndarray, *, reach: int) -> No
         images[image, rows, columns] = images[image, rows + down, columns + right]
 
 
-def motion_blur(images: Pixels, level: tuple[int, float], generators: Generators) -> Pixels:
+def motion_blur(images: Pixels, parameters: tuple[int, float], generators: Generators) -> Pixels:
     """Blur along a line that is at most 45 degrees from a row."""
-    radius, sigma = level
+    radius, sigma = parameters
     degrees = draw(generators, lambda rng: rng.uniform(-45, 45, ()))
-    return whole_levels(streaked(images, radius=radius, sigma=sigma, degrees=degrees))
+    return round_to_bytes(blur_along_line(images, radius=radius, sigma=sigma, degrees=degrees))
 
 
-def zoom_blur(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+def zoom_blur(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
     """The mean of the image and of its enlargements."""
-    factors = np.arange(1, *level)
+    factors = np.arange(1, *parameters)
     total = images.copy()
     for factor in factors:
-        total += enlarged(images, float(factor))
+        total += enlarge(images, float(factor))
     return total / np.float32(len(factors) + 1)

@@ -1,4 +1,4 @@
-"""The building blocks of corruptions: pixels in [0, 1], interpolation, streaks, plasma."""
+"""Building blocks of corruptions: pixels in [0, 1], interpolation, blur, plasma."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,17 +9,17 @@ from scipy.ndimage import gaussian_filter
 Pixels = np.ndarray  # float32 [N, S, S, 3], or [N, S, S] of one channel, in [0, 1]
 Draw = Callable[[np.random.Generator], np.ndarray]
 
-ROUNDING = 1e-3  # of a level: whole numbers must stay whole despite float32 rounding
+ROUNDING = 1e-3  # added to pixel bytes, so that float32 rounding does not lower whole numbers
 
 
 def to_bytes(images: Pixels) -> np.ndarray:
-    """Clipped to [0, 1], then truncated to uint8, as in the published files."""
-    levels: np.ndarray = (np.clip(images, 0, 1) * 255 + ROUNDING).astype(np.uint8)
-    return levels
+    """Clip to [0, 1], then truncate to uint8, as in the published files."""
+    pixel_bytes: np.ndarray = (np.clip(images, 0, 1) * 255 + ROUNDING).astype(np.uint8)
+    return pixel_bytes
 
 
-def whole_levels(images: Pixels) -> Pixels:
-    """Rounded to the 256 levels of bytes, still in [0, 1]."""
+def round_to_bytes(images: Pixels) -> Pixels:
+    """Clip to [0, 1] and round to multiples of 1 / 255, the values of pixel bytes."""
     return np.rint(np.clip(images, 0, 1) * 255) / np.float32(255)
 
 
@@ -43,8 +43,8 @@ def grey(images: Pixels) -> Pixels:
 Border = Callable[[np.ndarray, int], np.ndarray]
 
 
-def enlarged(images: Pixels, factor: float) -> Pixels:
-    """The centre enlarged linearly, cut to the old size; [N, S, S, ...].
+def enlarge(images: Pixels, factor: float) -> Pixels:
+    """Enlarge the centre by linear interpolation and cut it to the old size; [N, S, S, ...].
 
     The crop that is enlarged has ceil(S / factor) whole pixels per side; its corner pixels become
     the corner pixels of the enlargement.
@@ -103,7 +103,7 @@ def _neighbours(
     return (border(index, size), 1 - fraction), (border(index + 1, size), fraction)
 
 
-def streaked(images: Pixels, *, radius: int, sigma: float, degrees: np.ndarray) -> Pixels:
+def blur_along_line(images: Pixels, *, radius: int, sigma: float, degrees: np.ndarray) -> Pixels:
     """Blur each image to one side, in a direction per image.
 
     Half a Gaussian on 2 radius + 1 points of the line, each at the nearest pixel; beyond the

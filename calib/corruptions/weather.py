@@ -7,14 +7,14 @@ from semix.calib.corruptions.noise_blur import Generators
 from semix.calib.corruptions.pixels import (
     ROUNDING,
     Pixels,
+    blur_along_line,
     draw,
-    enlarged,
+    enlarge,
     grey,
     plasma,
+    round_to_bytes,
     smooth,
-    streaked,
     to_bytes,
-    whole_levels,
 )
 
 Snow = tuple[float, float, float, float, int, float, float]
@@ -23,28 +23,28 @@ ICE = np.array([0.89, 1.02, 1.09], dtype=np.float32)
 BRIGHTNESS, CONTRAST = (0.45, 0.8), (0.08, 0.17)
 
 
-def snow(images: Pixels, level: Snow, generators: Generators) -> Pixels:
+def snow(images: Pixels, parameters: Snow, generators: Generators) -> Pixels:
     """Falling flakes, once upright and once rotated by 180 degrees, over a whiter image."""
-    mean, deviation, zoom, threshold, radius, sigma, image_share = level
+    mean, deviation, zoom, threshold, radius, sigma, image_share = parameters
     shape = (*images.shape[1:3], 1)
     flakes = draw(generators, lambda rng: rng.normal(mean, deviation, shape))
     degrees = draw(generators, lambda rng: rng.uniform(-135, -45, ()))
-    flakes = enlarged(flakes, zoom)
+    flakes = enlarge(flakes, zoom)
     flakes = to_bytes(np.where(flakes < threshold, 0, flakes)) / np.float32(255)
-    flakes = whole_levels(streaked(flakes, radius=radius, sigma=sigma, degrees=degrees))
+    flakes = round_to_bytes(blur_along_line(flakes, radius=radius, sigma=sigma, degrees=degrees))
     white = np.maximum(images, 1.5 * grey(images) + 0.5)
     whiter = image_share * images + (1 - image_share) * white
     snowy: Pixels = whiter + flakes + flakes[:, ::-1, ::-1]
     return snowy
 
 
-def frost(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+def frost(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
     """Ice over the image.
 
     The benchmark uses crops of photographs of frosted windows. This ice is drawn: needles in three
     directions on uneven ground, with the photographs' mean colour, brightness and contrast.
     """
-    image_weight, ice_weight = level
+    image_weight, ice_weight = parameters
     size = images.shape[1]
     ground = plasma(size, 1.6, generators)
     crystals = _standard(_standard(ground) + _standard(_needles(size, generators)))
@@ -63,7 +63,7 @@ def _needles(size: int, generators: Generators) -> Pixels:
     sparks = draw(generators, lambda rng: rng.standard_normal(shape, dtype=np.float32))
     degrees = draw(generators, lambda rng: rng.uniform(0, 360, ()))
     directions = [
-        streaked(sparks, radius=length, sigma=length, degrees=degrees + turn)
+        blur_along_line(sparks, radius=length, sigma=length, degrees=degrees + turn)
         for turn in (0, 120, 240)
     ]
     inside = slice(margin, margin + size)
@@ -79,9 +79,9 @@ def _standard(fields: Pixels) -> Pixels:
     return ((fields - mean) / deviation).astype(np.float32)
 
 
-def fog(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+def fog(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
     """Plasma over the image, then dimmed so that the brightest value stays where it was."""
-    thickness, decay = level
+    thickness, decay = parameters
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
     foggy = images + thickness * plasma(images.shape[1], decay, generators)
     return foggy * brightest / (brightest + thickness)
@@ -98,9 +98,9 @@ DIAGONAL, KNIGHT = 1.4, 2.1969  # lengths of steps that are not along an axis
 BLOCK = np.ones((1, 3, 3))
 
 
-def spatter(images: Pixels, level: Spatter, generators: Generators) -> Pixels:
+def spatter(images: Pixels, parameters: Spatter, generators: Generators) -> Pixels:
     """Drops where smooth noise exceeds a threshold: of shining water, or of mud."""
-    mean, deviation, sigma, threshold, strength, is_mud = level
+    mean, deviation, sigma, threshold, strength, is_mud = parameters
     shape = images.shape[1:3]
     liquid = smooth(draw(generators, lambda rng: rng.normal(mean, deviation, shape)), sigma)
     liquid[liquid < threshold] = 0

@@ -60,7 +60,7 @@ def evaluate_run(
     run: Path,
     *,
     config: TrainConfig | None = None,
-    beside: Path | None = None,
+    output_path: Path | None = None,
     device: str = "cpu",
     fresh: bool = False,
 ) -> Evaluation:
@@ -72,7 +72,8 @@ def evaluate_run(
 
     Args:
         config: the run's settings, with the `evaluation` to measure under; None: as stored.
-        beside: another file to write; the evaluations of the run and of its seeds stay as they are.
+        output_path: another file to write; the evaluations of the run and of its seeds then stay as
+            they are.
         fresh: run the networks even if their logits are stored.
     Raises:
         InputError: a seed or stage is not trained, the data no longer exists, or the settings
@@ -80,16 +81,18 @@ def evaluate_run(
     """
     config = config or stored_settings(run)
     weights = read_data(run).get("weights")
-    data = open_data(config, pinned=pinned_index(run), weights_digest=weights, compare_splits=False)
+    data = open_data(
+        config, pinned_index=pinned_index(run), weights_digest=weights, compare_splits=False
+    )
     seeds = []
     for seed in config.seeds:
         trained = TrainedSeed(config, data, run, seed, torch.device(device))
         measured = measure_seed(trained, fresh=fresh)
-        if beside is None:
+        if output_path is None:
             write_json(seed_evaluation_path(run, seed), measured)
         seeds.append(measured)
     evaluation = merged_evaluation(config, data, seeds)
-    write_json(beside or run / EVALUATION, evaluation)
+    write_json(output_path or run / EVALUATION, evaluation)
     return evaluation
 
 

@@ -148,7 +148,7 @@ class TrainedSeed:
         tensors: dict[StageName, dict[str, Tensor]] = {stage: {} for stage in self.stages}
         for name in ("validation", "test"):
             split = getattr(self.data.real, name)
-            load = self.data.read(split).chunks
+            load = self.data.stream(split).chunks
             for stage, logits in self.predict(load, len(split), what=name).items():
                 tensors[stage][f"{name}_logits"] = logits
                 tensors[stage][f"{name}_targets"] = torch.from_numpy(split.targets)

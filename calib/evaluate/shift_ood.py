@@ -109,7 +109,7 @@ def measure_ood(
     for name, config in datasets.items():
         split = load_real(config.model_copy(update={"image_size": size})).test
         split = in_grey(split) if config.grey else split
-        logits = trained.predict(trained.data.read(split).chunks, len(split), what=name)
+        logits = trained.predict(trained.data.stream(split).chunks, len(split), what=name)
         for stage, in_logits in test.items():
             metrics[stage][name] = {"images": len(split), **_separation(in_logits, logits[stage])}
     return {

@@ -1,4 +1,7 @@
-"""Conformal sets: they hold the true class at a chosen rate, calibrated on validation images."""
+"""Conformal prediction sets.
+
+They are calibrated on validation images to contain the true class at a chosen rate.
+"""
 
 import math
 from dataclasses import dataclass
@@ -44,16 +47,18 @@ def nonconformity(probabilities: Tensor, score: Score) -> Tensor:
     return torch.empty_like(scores).scatter_(1, classes, scores)
 
 
-def threshold(held_out: Tensor, targets: Tensor, miscoverage: float) -> float:
-    """The smallest score that covers 1 - miscoverage of new images; inf if N is too small.
+def threshold(calibration_scores: Tensor, targets: Tensor, miscoverage: float) -> float:
+    """The threshold with which the sets contain the true class at the rate 1 - miscoverage or more.
 
-    It is the ceil((N + 1)(1 - miscoverage))-th smallest score of a true class, which guarantees
-    coverage with N images; libraries that take the plain quantile cover slightly less.
+    It is the ceil((N + 1)(1 - miscoverage))-th smallest score of a true class, inf if N is too
+    small. The + 1 makes the rate hold on new images for a finite number N of calibration images;
+    libraries that take the plain quantile cover slightly less.
 
     Args:
-        held_out: [N, K], from `nonconformity`.
+        calibration_scores: [N, K], from `nonconformity` on calibration images.
+        targets: [N], their true classes.
     """
-    true_scores = held_out.gather(1, targets[:, None])[:, 0]
+    true_scores = calibration_scores.gather(1, targets[:, None])[:, 0]
     rank = math.ceil((len(true_scores) + 1) * (1 - miscoverage))
     return math.inf if rank > len(true_scores) else true_scores.kthvalue(rank).values.item()
 
@@ -65,17 +70,21 @@ def sets_within(scores: Tensor, limit: float) -> Tensor:
 
 
 def conformal_sets(
-    fit: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], *, score: Score, miscoverage: float
+    calibration: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    *,
+    score: Score,
+    miscoverage: float,
 ) -> ConformalSets:
-    """Sets calibrated on held-out images and measured on test images.
+    """Sets calibrated on validation images and measured on test images.
 
     Args:
-        fit, test: logits [N, K], best after temperature scaling, and targets [N].
+        calibration, test: logits [N, K], best after temperature scaling, and targets [N].
         miscoverage: fraction of sets that may lack the true class.
     """
-    (fit_logits, fit_targets), (logits, targets) = fit, test
-    held_out = nonconformity(fit_logits.double().softmax(1), score)
-    limit = threshold(held_out, fit_targets, miscoverage)
+    (calibration_logits, calibration_targets), (logits, targets) = calibration, test
+    calibration_scores = nonconformity(calibration_logits.double().softmax(1), score)
+    limit = threshold(calibration_scores, calibration_targets, miscoverage)
     sets = sets_within(nonconformity(logits.double().softmax(1), score), limit)
     covered = sets.gather(1, targets[:, None])[:, 0]
     return ConformalSets(covered.double().mean().item(), sets.sum(1).double().mean().item())

@@ -21,13 +21,13 @@ class TimmClassifier(ImageClassifier):
     Args:
         num_classes: K.
         architecture: a name of `timm.list_models()`, such as "resnet50".
-        weights: a safetensors file of that architecture; None begins with fresh weights. Its last
-            layer is left out if it has another number of classes. If it is for another image size,
-            timm resamples its position embeddings. On the meta device only the file's header
+        weights: a safetensors file of that architecture; None: random initialisation. The
+            file's last layer is ignored if its number of classes differs; position embeddings for
+            another image size are resampled by timm. On the meta device only the file's header
             is read and checked.
         feature: "post_norm" is the input of the last layer. "pre_norm" is the input of the last
-            layer norm of a vision transformer, and puts that norm before the last layer: the
-            logits are the same, the features are not normalised.
+            layer norm of a vision transformer: it moves that norm from the feature extractor into
+            the classifier, so the logits stay the same but the features are those before the norm.
         image_size: pixels, for architectures of a fixed size, such as vision transformers; None
             keeps the architecture's size.
     Raises:
@@ -69,6 +69,7 @@ class TimmClassifier(ImageClassifier):
 
     @torch.no_grad()
     def map_side(self, images: Tensor) -> int | None:
+        """Side of the last feature map in pixels; None if the features are tokens."""
         network: Any = self.features
         shape = network.forward_features(images).shape
         if len(shape) != 4:
@@ -76,10 +77,14 @@ class TimmClassifier(ImageClassifier):
         return int(shape[1 if getattr(network, "output_fmt", "NCHW") == "NHWC" else -1])
 
     def freezing_order(self) -> list[nn.Module]:
-        """Classifier, then the network's modules from the last to the first."""
-        direct = nn.ParameterList(self.features.parameters(recurse=False))  # such as a class token
+        """The order in which training (method `plp`) freezes modules.
+
+        The classifier is first, then blocks from the last to the first, then the network's own
+        parameters, such as a class token, which belong to no block.
+        """
+        own_parameters = nn.ParameterList(self.features.parameters(recurse=False))
         blocks = [block for child in self.features.children() for block in _blocks(child)]
-        return [self.classifier, *reversed(modules_with_parameters([direct, *blocks]))]
+        return [self.classifier, *reversed(modules_with_parameters([own_parameters, *blocks]))]
 
 
 def _create(architecture: str, num_classes: int, image_size: int | None) -> Any:
@@ -95,14 +100,15 @@ def _create(architecture: str, num_classes: int, image_size: int | None) -> Any:
     except TypeError as error:
         if "img_size" not in str(error):
             raise
-        remedy = f"{architecture} is not made for one size; leave it out"
+        remedy = f"{architecture} accepts any image size; remove this setting"
         raise InputError("model.image_size", image_size, remedy) from None
 
 
 def _name_of_last_layer(network: Any, architecture: str, image_size: int | None) -> str:
-    """The name of the last layer. Changes `network`: pass one that is not used afterwards.
+    """The name of the last layer.
 
-    Raises InputError unless that layer is linear, features [N, D] to logits [N, K].
+    Replaces the last layer of `network` by Identity, so pass a throw-away copy. Raises InputError
+    unless that layer is linear, features [N, D] to logits [N, K].
     """
     last = network.get_classifier()
     names = [name for name, module in network.named_modules() if module is last]
@@ -131,7 +137,8 @@ def _remove_norm(network: Any, architecture: str) -> nn.Module:
     """Remove the norm right before the last layer from the network, and return it."""
     name = "fc_norm" if isinstance(getattr(network, "fc_norm", None), nn.LayerNorm) else "norm"
     norm = getattr(network, name, None)
-    # A norm per token can move behind the choice of the class token, but not behind an average.
+    # A per-token norm can be applied after the class token is selected, with the same result; after
+    # average pooling it cannot.
     if isinstance(norm, nn.LayerNorm) and (name == "fc_norm" or network.global_pool == "token"):
         network.set_submodule(name, nn.Identity())
         return norm

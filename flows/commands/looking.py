@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semix.data.contact_sheet import contact_sheet, read_series, shard_of, some_of_all_pairs
+from semix.data.contact_sheet import contact_sheet, read_series, sample_series, shard_of
 from semix.data.errors import InputError
 from semix.data.formats import Failure
 from semix.data.printable import printable_line
@@ -146,7 +146,7 @@ def browse(
     """
     _check_image_file(out)
     root = Root(url)
-    numbers = sorted(p.parse_numbers(groups)) if groups else some_of_all_pairs(root)
+    numbers = sorted(p.parse_numbers(groups)) if groups else sample_series(root)
     with translate_damage(root.url):
         sheet = contact_sheet(read_series(root, numbers))
     sheet.save(out)

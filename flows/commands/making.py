@@ -101,8 +101,8 @@ def build(
         facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
         shown_facts: dict[str, Any] = facts if json else {**readable(facts)}
         if hourly_price is not None:
-            cost = prices.price_of_check(facts, hourly_price)
-            shown_facts["price"] = cost if json else prices.words_of_check(cost, hourly_price)
+            cost = prices.build_cost(facts, hourly_price)
+            shown_facts["price"] = cost if json else prices.describe_build_cost(cost, hourly_price)
         emit_facts(shown_facts, as_json=json)
         return
     placement = SlotSettings(slots, runner, cluster, range, device)

@@ -12,7 +12,7 @@ from semix.data.formats import FLAGS, Flag
 from semix.data.quality import (
     EndPointAgreement,
     endpoint_agreement,
-    falls,
+    has_decrease,
     series_quality,
     spearman,
     weight_curve,
@@ -83,7 +83,7 @@ def _is_not_monotone(series: SeriesFacts) -> np.ndarray:
     """Whether the weight falls, bool [G]; False for a simplex, whose points have no order."""
     if series.classes.shape[1] > 2:
         return np.zeros(len(series.group), dtype=bool)
-    falling: np.ndarray = falls(
+    falling: np.ndarray = has_decrease(
         torch.from_numpy(series.alphas), torch.from_numpy(series.weights)
     ).numpy()
     return falling

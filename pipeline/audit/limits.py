@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from semix.data.contact_sheet import HARD
+from semix.data.contact_sheet import NEARLY_HARD_BELOW
 from semix.data.formats import LeftOut
 from semix.pipeline.audit.findings import (
     ClassMetrics,
@@ -21,7 +21,8 @@ END_POINTS = 0.9
 END_POINTS_OF_SERIES = 0.95  # between two classes only, so errors should be rarer
 STILL = 0.01
 IMBALANCE = 1.5  # largest label mass of a class over the smallest
-UNDECIDED = 0.95  # maximum mean label entropy, over that of equal labels; HARD is the minimum
+# Maximum mean label entropy, over that of equal labels; NEARLY_HARD_BELOW is the minimum.
+UNDECIDED = 0.95
 DISAGREEMENT = 0.2  # mean difference of the weights of two encoders
 STABILITY = 0.0  # median cosine; about 0 for a noise that inversion does not recover
 
@@ -179,4 +180,4 @@ def _entropy(labels: LabelMetrics) -> Check:
     setting = "annotation.temperature=T" if labels["over_all_classes"] else "annotation.scale=S"
     advice = f"change the sharpening with `semix relabel --set {setting}`"
     text = f"{ratio:.2f} of equal labels'"
-    return Check("mean entropy of labels", text, HARD <= ratio <= UNDECIDED, advice)
+    return Check("mean entropy of labels", text, NEARLY_HARD_BELOW <= ratio <= UNDECIDED, advice)

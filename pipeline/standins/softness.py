@@ -64,11 +64,11 @@ def scale_of_entropy(weights: Tensor, ratio: float) -> float:
     low, high = MIN_SCALE, MAX_SCALE
     for _ in range(30):  # entropy falls as the scale grows
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if entropy_share(weights, middle) > ratio else (low, middle)
+        low, high = (middle, high) if relative_entropy(weights, middle) > ratio else (low, middle)
     return float(f"{low:.2g}")
 
 
-def entropy_share(weights: Tensor, scale: float) -> float:
+def relative_entropy(weights: Tensor, scale: float) -> float:
     """Mean entropy of the labels of these weights over that of a uniform label."""
     first = sharpen(weights.double(), scale)
     return float((entr(first) + entr(1 - first)).mean() / math.log(2))

@@ -91,7 +91,7 @@ def test_splits_that_share_images_are_refused(make_config, tmp_path):
     folder = folder_of(tmp_path, train=[*range(20)], val=[20, 21, 3], test=[22, 23, 21, 24, 24, 5])
     real = "real={name: imagefolder, image_size: 16, path: " + str(folder)
     config = make_config("mixed=null", real + "}")
-    first = r"first validation .*/val/cat/02\.png, which is train .*/train/dog/03\.png"
+    first = r"validation .*/val/cat/02\.png is identical to train .*/train/dog/03\.png"
     message = rf"^real\.allow_overlap = 0: 3 images of validation or test are .*, {first}; remove"
     with pytest.raises(InputError, match=message):
         open_data(config)

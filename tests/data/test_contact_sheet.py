@@ -14,9 +14,9 @@ from semix.data.contact_sheet import (
     GAP,
     NAME_WIDTH,
     contact_sheet,
-    entropy_share,
     read_series,
-    some_of_all_pairs,
+    relative_entropy,
+    sample_series,
     spread_over_sets,
 )
 from semix.data.dataset import MixedDataset
@@ -56,9 +56,9 @@ def test_what_is_shown_is_of_different_pairs_however_they_are_numbered(
     tmp_path: Path, committed: range
 ):
     root = root_of(tmp_path, committed)
-    shown_series = some_of_all_pairs(root)
+    shown_series = sample_series(root)
     committed_series = {group for shard in committed for group in root.layout.groups_of(shard)}
-    assert committed_series >= set(shown_series) and shown_series == some_of_all_pairs(root)
+    assert committed_series >= set(shown_series) and shown_series == sample_series(root)
     assert {group % PAIRS for group in shown_series} == {
         group % PAIRS for group in committed_series
     }
@@ -229,14 +229,14 @@ def test_single_series_are_found_or_say_why_they_are_not_there(lacking):
             read_series(lacking, [5, group])
     with pytest.raises(InputError, match=r"^group = 6: .* has groups 0 to 5$"):
         read_series(lacking, [6])
-    assert sorted(some_of_all_pairs(lacking, 9)) == KEPT
+    assert sorted(sample_series(lacking, 9)) == KEPT
     lacking.discard(1)
     with pytest.raises(InputError, match=r"^group = 3: is not made yet; run .* --shards 1`$"):
         read_series(lacking, [0, 3])
-    assert some_of_all_pairs(lacking, 9) == [0, 2]
+    assert sample_series(lacking, 9) == [0, 2]
 
 
 def test_the_entropy_of_labels_is_told_in_that_of_even_ones():
     """Five images from class to class have 0, 0.8113, 1, 0.8113 and 0 bits."""
     samples = [GroupSample(series_of(record(0, 5)), [], "webp")]
-    assert entropy_share(samples) == pytest.approx(2.6226 / 5, abs=1e-4)
+    assert relative_entropy(samples) == pytest.approx(2.6226 / 5, abs=1e-4)

@@ -185,12 +185,12 @@ def test_a_rule_that_leaves_nothing_is_refused(root, records):
         (
             {"max_disagreement": 0.1},
             {},
-            r"exclude.max_disagreement = 0.1: .*no weights of a second",
+            r"exclude.max_disagreement = 0.1: .* stores no CLIP weights by a second",
         ),
         (
             {"min_stability": 0.1},
             {},
-            r"exclude.min_stability = 0.1: the noise of 1 of 1 series in .* has no score",
+            r"exclude.min_stability = 0.1: 1 of 1 series in .* have no stability score",
         ),
     ],
 )

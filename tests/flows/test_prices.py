@@ -7,7 +7,7 @@ import pytest
 from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.flows.build import check
-from semix.flows.prices import Price, price_of_check, price_of_root, words_of_check, words_of_root
+from semix.flows.prices import Price, build_cost, describe_build_cost, describe_root_cost, root_cost
 from semix.flows.progress import derived_metrics
 from tests.command import semix
 from tests.pipeline.roots import made
@@ -63,23 +63,23 @@ def test_a_price_that_is_no_number_is_refused(text):
 def test_the_check_tells_money_of_its_hours(hasty_config, tmp_path):
     facts = check(hasty_config, str(tmp_path / "x"), rate=0.001)
     price = Price(2.0, "EUR")
-    cost = price_of_check(facts, price)
+    cost = build_cost(facts, price)
     assert cost["estimated"] == pytest.approx(2 * facts["hours"])
     assert cost["of_which_noise"] == 0 and "stages" not in cost
-    assert words_of_check({**cost, "estimated": 3.0}, price) == "3.00 EUR"
+    assert describe_build_cost({**cost, "estimated": 3.0}, price) == "3.00 EUR"
     timed = {"hours": 10.0, "seconds": 2.0, "stages": {"generate": 1.5, "clip": 0.5}}
     dear = {**facts, "hours": 12.0, "noise_ratio": 0.5, "timed": timed}
-    cost = price_of_check(dear, price)
+    cost = build_cost(dear, price)
     assert cost["of_which_noise"] == pytest.approx(24 / 3)
     # A third of the ten hours chooses noise; the rest is the batch's.
     stages = {"generate": 10.0, "clip": 10 / 3, "choosing noise": 20 / 3}
     assert cost["stages"] == pytest.approx(stages)
-    assert words_of_check(cost, price) == (
+    assert describe_build_cost(cost, price) == (
         "24.00 EUR, of which noise selection 8.00 EUR; at the measured speed 20.00 EUR (generate "
         "10.00 EUR, choosing noise 6.67 EUR, clip 3.33 EUR)"
     )
-    unknown = price_of_check({**facts, "hours": None}, price)
-    assert (unknown["estimated"], words_of_check(unknown, price)) == (None, "not known")
+    unknown = build_cost({**facts, "hours": None}, price)
+    assert (unknown["estimated"], describe_build_cost(unknown, price)) == (None, "not known")
 
 
 def test_a_root_tells_what_it_has_cost_and_what_is_left(hasty_config, tmp_path):
@@ -87,11 +87,11 @@ def test_a_root_tells_what_it_has_cost_and_what_is_left(hasty_config, tmp_path):
     root.discard(3)
     progress, price = root.progress(), Price(3600.0)
     seconds_left = derived_metrics(progress)["worker_seconds_left"]
-    cost = price_of_root(progress, seconds_left, price)
+    cost = root_cost(progress, seconds_left, price)
     assert cost["spent"] == pytest.approx(progress.seconds)
     assert cost["left"] == pytest.approx(seconds_left) and seconds_left > 0
     assert cost["stages"] == pytest.approx(progress.stages)
-    text = words_of_root(cost, price)
+    text = describe_root_cost(cost, price)
     assert " so far (generate " in text and text.endswith(" left")
 
 

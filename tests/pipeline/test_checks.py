@@ -296,7 +296,7 @@ def test_a_unet_that_does_not_say_its_size_is_refused(tiny_sd, copy_model):
     folder = copy_model(tiny_sd)
     path = folder / "unet" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"sample_size": None}))
-    match = r"the config of its U-Net has no sample_size; write there the side of the latents"
+    match = r"the config of its U-Net has no sample_size; add sample_size: the side of"
     with pytest.raises(InputError, match=rf"^generator\.model = .*: {match}"):
         check(folder)
     with pytest.raises(InputError, match=rf"^generator\.unet = .*: {match}"):

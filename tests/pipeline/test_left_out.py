@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from semix.data.contact_sheet import read_series, some_of_all_pairs
+from semix.data.contact_sheet import read_series, sample_series
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
@@ -97,7 +97,7 @@ def test_status_training_and_looks_know_of_it(incomplete):
     assert (state.done, state.left_out, state.groups_done, state.groups) == (8, 1, 44, 45)
     assert incomplete.status()["left_out"] == 1
     assert len(MixedDataset(incomplete.url)) == len(MixedDataset(incomplete.url).images) == 44
-    assert 20 not in some_of_all_pairs(incomplete, 44)
+    assert 20 not in sample_series(incomplete, 44)
     for read in (lambda: read_series(incomplete, [19, 20]), lambda: regenerate(incomplete, 20)):
         with pytest.raises(InputError, match=rf"^group = 20: .*: {REASONS[NAN]}$"):
             read()

@@ -307,15 +307,16 @@ def test_a_clip_whose_tower_comes_from_elsewhere_is_refused(clip, tower, setting
     content["model_cfg"][tower] |= settings
     (clip / "open_clip_config.json").write_text(json.dumps(content))
     assert_refused(
-        rf"annotation\.model = .*: its {tower} takes .*of no commit", f"local-dir:{clip}"
+        rf"annotation\.model = .*: its {tower} downloads .*without a pinned commit",
+        f"local-dir:{clip}",
     )
-    with pytest.raises(InputError, match="of no commit"):
+    with pytest.raises(InputError, match="without a pinned commit"):
         image_tower(EncoderConfig(model=f"local-dir:{clip}"), "annotation")
 
 
 def test_a_clip_by_name_whose_text_tower_is_asked_for_is_refused():
-    """Of such a model open_clip asks the hub for the settings of another one, of no commit."""
-    assert_refused("takes roberta-base from the hub", "roberta-ViT-B-32", "laion2b_s12b_b32k")
+    """Of such a model open_clip asks the hub for the settings of another one, without a commit."""
+    assert_refused("downloads roberta-base from the hub", "roberta-ViT-B-32", "laion2b_s12b_b32k")
 
 
 def test_weights_of_a_tag_are_as_open_clip_would_load_them(clip, tmp_path, monkeypatch):

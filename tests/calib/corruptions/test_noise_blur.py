@@ -5,7 +5,7 @@ import pytest
 
 from semix.calib.corruptions import corrupt
 from semix.calib.corruptions.noise_blur import glass_blur
-from semix.calib.corruptions.pixels import enlarged, smooth, streaked, to_bytes
+from semix.calib.corruptions.pixels import blur_along_line, enlarge, smooth, to_bytes
 
 GREY = np.full((20, 32, 32, 3), 128, dtype=np.uint8)  # 61,440 values
 TRUNCATED = -0.5  # mean change by truncation to whole levels
@@ -75,7 +75,9 @@ def test_a_streak_is_half_a_gaussian_to_one_side():
     weights = np.exp(-(np.arange(5) ** 2) / (2 * 1.5**2))
     weights /= weights.sum()
     images = np.repeat(point() / np.float32(255), 3, axis=0)
-    row, column, diagonal = streaked(images, radius=2, sigma=1.5, degrees=np.array([0, 90, 45]))
+    row, column, diagonal = blur_along_line(
+        images, radius=2, sigma=1.5, degrees=np.array([0, 90, 45])
+    )
     np.testing.assert_allclose(row[16, 12:17, 0], weights[::-1], rtol=1e-5)
     np.testing.assert_allclose(column[12:17, 16, 0], weights[::-1], rtol=1e-5)
     # Steps of 0, 0.71, 1.41, 2.12 and 2.83 pixels along each axis are 0, 1, 1, 2 and 3.
@@ -94,10 +96,10 @@ def test_motion_is_at_most_45_degrees_from_a_row():
 
 def test_the_centre_is_enlarged():
     images = np.tile(np.arange(4, dtype=np.float32)[None, :, None], (1, 1, 4))
-    output = enlarged(images, 2.0)[0]
+    output = enlarge(images, 2.0)[0]
     # Pixels 1 and 2 become 4, from one to the other.
     np.testing.assert_allclose(output, np.tile([[1], [4 / 3], [5 / 3], [2]], 4), rtol=1e-6)
-    assert (enlarged(images, 1.0) == images).all()
+    assert (enlarge(images, 1.0) == images).all()
 
 
 def test_zooming_blurs_the_rim_and_keeps_the_middle():
@@ -109,11 +111,11 @@ def test_zooming_blurs_the_rim_and_keeps_the_middle():
 
 def test_glass_moves_pixels_in_reading_order_from_the_last():
     """Moving groups of pixels at once equals moving one pixel after the other."""
-    size, level = 18, (0.4, 2, 2)
+    size, parameters = 18, (0.4, 2, 2)
     images = np.random.default_rng(0).random((3, size, size, 3), dtype=np.float32)
     generators = [np.random.default_rng(number) for number in range(3)]
-    output = glass_blur(images, level, generators)
-    sigma, reach, rounds = level
+    output = glass_blur(images, parameters, generators)
+    sigma, reach, rounds = parameters
     inner = size - 2 * reach
     for number, image in enumerate(to_bytes(smooth(images, sigma))):
         moves = np.random.default_rng(number).integers(-reach, reach, (rounds, 2, inner, inner))

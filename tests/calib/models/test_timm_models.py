@@ -174,7 +174,7 @@ def test_the_seed_decides_the_weights_and_planning_draws_nothing():
         ),
         (
             {"architecture": "test_resnet", "image_size": 32},
-            r"model\.image_size = 32: test_resnet is not made for one size; leave it out",
+            r"model\.image_size = 32: test_resnet accepts any image size; remove this setting",
         ),
         (
             {"architecture": VIT, "image_size": 0},
