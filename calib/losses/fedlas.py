@@ -104,7 +104,7 @@ class FeDLaS(RealLoss):
         """
         return self._modulation(logits, _norms(logits, features))[2]
 
-    def pop_health(self) -> dict[str, float | None]:
+    def pop_diagnostics(self) -> dict[str, float | None]:
         """Measures of the training samples since the last call: see `FeDLaSHealth.pop`."""
         return self.health.pop()
 
