@@ -81,7 +81,8 @@ def corrupt(
     frost is drawn, not photographed, so its results are not comparable with published ones.
     """
     _check(images, name, severity)
-    corruption, level = CORRUPTIONS[name], published_constants(name, severity, size=images.shape[1])
+    corruption = CORRUPTIONS[name]
+    parameters = published_constants(name, severity, size=images.shape[1])
     corrupted = np.empty_like(images)
     stack = max(1, STACK_VALUES // images[:1].size) if len(images) else 1
     for start in range(0, len(images), stack):
@@ -92,7 +93,7 @@ def corrupt(
             for index in indices
         ]
         scaled = originals.astype(np.float32) / 255
-        corrupted[start : start + stack] = to_bytes(corruption(scaled, level, generators))
+        corrupted[start : start + stack] = to_bytes(corruption(scaled, parameters, generators))
     return corrupted
 
 

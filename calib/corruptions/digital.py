@@ -35,11 +35,11 @@ def contrast(images: Pixels, factor: float, generators: Generators) -> Pixels:
 
 
 def elastic_transform(
-    images: Pixels, level: tuple[float, float, float], generators: Generators
+    images: Pixels, parameters: tuple[float, float, float], generators: Generators
 ) -> Pixels:
     """A random affine map, then smooth random shifts of each pixel; in fractions of the side."""
     size = images.shape[1]
-    shift, sigma, reach = (fraction * size for fraction in level)
+    shift, sigma, reach = (fraction * size for fraction in parameters)
     corners = draw(generators, lambda rng: rng.uniform(-reach, reach, (3, 2)))
     shifts = draw(generators, lambda rng: rng.uniform(-1, 1, (2, size, size)))
     images = interpolate_at(images, *_affine_coordinates(corners, size), border=mirrored)

@@ -9,10 +9,10 @@ from semix.calib.corruptions.pixels import (
     Pixels,
     draw,
     enlarged,
+    round_to_bytes,
     smooth,
     streaked,
     to_bytes,
-    whole_levels,
 )
 
 Generators = Sequence[np.random.Generator]
@@ -54,12 +54,12 @@ def gaussian_blur(images: Pixels, sigma: float, generators: Generators) -> Pixel
     return smooth(images, sigma)
 
 
-def saturate(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+def saturate(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
     """The saturation of HSV times a factor, plus a constant; hue and value unchanged.
 
     Grey has no hue. The benchmark takes that of red, so the constant turns grey to red.
     """
-    factor, added = level
+    factor, added = parameters
     value, low = (extreme(images, axis=-1, keepdims=True) for extreme in (np.max, np.min))
     chroma = value - low
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -68,9 +68,9 @@ def saturate(images: Pixels, level: tuple[float, float], generators: Generators)
     return value * (1 - distance * np.clip(factor * saturation + added, 0, 1))
 
 
-def defocus_blur(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+def defocus_blur(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
     """A point becomes a disk with a smooth rim."""
-    kernel = _disk(*level)[None, :, :, None]
+    kernel = _disk(*parameters)[None, :, :, None]
     blurred: Pixels = correlate(images, kernel, mode="mirror")
     return blurred
 
@@ -88,14 +88,16 @@ def _disk(radius: float, rim: float) -> np.ndarray:
     return padded
 
 
-def glass_blur(images: Pixels, level: tuple[float, int, int], generators: Generators) -> Pixels:
+def glass_blur(
+    images: Pixels, parameters: tuple[float, int, int], generators: Generators
+) -> Pixels:
     """Pixels become copies of near ones, between two slight Gaussian blurs.
 
     From the last pixel to the first, each becomes a copy of the current value of a random pixel
     at most `reach` away. The authors' script intends to swap the two, but copies, as in the
     published files.
     """
-    sigma, reach, rounds = level
+    sigma, reach, rounds = parameters
     size = images.shape[1]
     levels = to_bytes(smooth(images, sigma))
     inner = size - 2 * reach  # indices reach + 1 .. size - reach of each axis
@@ -124,16 +126,16 @@ def _copy_neighbours(images: np.ndarray, moves: np.ndarray, *, reach: int) -> No
         images[image, rows, columns] = images[image, rows + down, columns + right]
 
 
-def motion_blur(images: Pixels, level: tuple[int, float], generators: Generators) -> Pixels:
+def motion_blur(images: Pixels, parameters: tuple[int, float], generators: Generators) -> Pixels:
     """Blur along a line that is at most 45 degrees from a row."""
-    radius, sigma = level
+    radius, sigma = parameters
     degrees = draw(generators, lambda rng: rng.uniform(-45, 45, ()))
-    return whole_levels(streaked(images, radius=radius, sigma=sigma, degrees=degrees))
+    return round_to_bytes(streaked(images, radius=radius, sigma=sigma, degrees=degrees))
 
 
-def zoom_blur(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+def zoom_blur(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
     """The mean of the image and of its enlargements."""
-    factors = np.arange(1, *level)
+    factors = np.arange(1, *parameters)
     total = images.copy()
     for factor in factors:
         total += enlarged(images, float(factor))

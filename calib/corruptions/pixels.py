@@ -18,7 +18,7 @@ def to_bytes(images: Pixels) -> np.ndarray:
     return levels
 
 
-def whole_levels(images: Pixels) -> Pixels:
+def round_to_bytes(images: Pixels) -> Pixels:
     """Rounded to the 256 levels of bytes, still in [0, 1]."""
     return np.rint(np.clip(images, 0, 1) * 255) / np.float32(255)
 
