@@ -109,9 +109,10 @@ class Batches:
             raise InputError("batch_size", batch_size, f"{remedy}, with {minimum} for each")
         self.batch_size = local_size * processes
         self._slice = slice(process * local_size, (process + 1) * local_size)
-        self.count = math.ceil(per_real)  # mixed images per series
-        local_draws = round(local_size * per_real / self.count)  # real images per process that draw
-        if mixed is not None and local_draws * self.count < MIN_IMAGES_PER_PROCESS:
+        self.images_per_series = math.ceil(per_real)  # mixed images drawn per series
+        # Real images per process that draw a series.
+        local_draws = round(local_size * per_real / self.images_per_series)
+        if mixed is not None and local_draws * self.images_per_series < MIN_IMAGES_PER_PROCESS:
             problem = f"gives fewer than {MIN_IMAGES_PER_PROCESS} mixed images"
             remedy = f"{problem} for the {local_size} real images of a process; choose more"
             raise InputError("mixed.per_real", per_real, remedy)
@@ -121,7 +122,8 @@ class Batches:
         self.targets = targets.cpu()  # where the order is drawn
         self.augment, self.device = augment, device
         self.mixed, self.class_matched = mixed, class_matched
-        self._kinds = kind_weights(local_draws * self.count, self.count).to(device)
+        per_series = self.images_per_series
+        self._kinds = kind_weights(local_draws * per_series, per_series).to(device)
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -175,7 +177,10 @@ class Batches:
             return ()
         targets, local = targets[: self._draws], self._draws_slice
         group, position = self.mixed.choose(
-            targets, rng=generator, class_matched=self.class_matched, count=self.count
+            targets,
+            rng=generator,
+            class_matched=self.class_matched,
+            count=self.images_per_series,
         )
         changes = draw_changes(position.numel(), self.augment, generator)
         changes = changes.view(*position.shape, -1)[local]

@@ -90,12 +90,13 @@ class FeatureViews:
         self.device, self.views = accelerator.device, config.head.views
         self.batches = head_batches(config, data, accelerator)
         self.augmented = is_augmented(self.batches.augment)
-        self.steps, self.images = len(self.batches), len(self.batches) * self.batches.batch_size
+        self.steps = len(self.batches)
+        self.images_per_epoch = self.steps * self.batches.batch_size
         self._features_by_view: dict[int, Tensor] = {}
-        self.lines = EpochLines(
+        self.progress_lines = EpochLines(
             f"{config.name} seed {seed} head",
             epochs=config.head.epochs,
-            images=self.images,
+            images=self.images_per_epoch,
             steps=self.steps,
             first=0,
             printing=accelerator.is_main_process,
@@ -125,7 +126,7 @@ class FeatureViews:
 
     def order(self, epoch: int) -> Tensor:
         """Indices of this process's images in each step, int64 [steps, B] on the device."""
-        indices = self._order(epoch)[: self.images]
+        indices = self._order(epoch)[: self.images_per_epoch]
         indices = indices.view(self.steps, self.accelerator.num_processes, -1)
         return indices[:, self.accelerator.process_index].to(self.device)
 
@@ -160,8 +161,8 @@ class FeatureViews:
                 rows = self.accelerator.gather(indices)
                 view_features[rows] = self.accelerator.gather(features)
                 images_done += len(rows)
-                self.lines.show_features(images_done)
-        left_out = self._order(view)[self.images :].to(self.device)
+                self.progress_lines.show_features(images_done)
+        left_out = self._order(view)[self.images_per_epoch :].to(self.device)
         if len(left_out):  # another epoch with this view has another order and uses these images
             view_features[left_out] = self._features(self._augment(left_out, generator))
         return view_features

@@ -41,7 +41,7 @@ class TrainingStage(Protocol):
 
     name: str
     epochs: int
-    images: int  # real images per epoch, over all processes
+    images_per_epoch: int  # real images, over all processes
     steps: int  # per epoch
     mid_epoch: MidEpochState | None  # set if an epoch was stopped; part of the state
 
@@ -49,7 +49,9 @@ class TrainingStage(Protocol):
     def finished(self) -> bool:
         """Whether the stage ends early, before its last epoch; the same in all processes."""
 
-    def train_epoch(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> EpochMetrics: ...
+    def train_epoch(
+        self, epoch: int, stop: ShouldStop, progress_lines: EpochLines
+    ) -> EpochMetrics: ...
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
@@ -123,10 +125,10 @@ class Trainer:
             stage.load(checkpoint)
             first = checkpoint.state["epoch"]
         label = f"{self.label} {stage.name}"
-        lines = EpochLines(
+        progress_lines = EpochLines(
             label,
             epochs=stage.epochs,
-            images=stage.images,
+            images=stage.images_per_epoch,
             steps=stage.steps,
             first=first,
             printing=self.accelerator.is_main_process,
@@ -134,21 +136,21 @@ class Trainer:
         for epoch in range(first, stage.epochs):
             if stage.finished:
                 break
-            metrics = self._train(stage, epoch, lines)
+            metrics = self._train(stage, epoch, progress_lines)
             last = epoch + 1 == stage.epochs or stage.finished
             stopping = self.stop_vote.vote()
             if stopping or last or (epoch + 1) % self.checkpoint_every == 0:
                 self._save(stage, epoch + 1)
             # After the checkpoint, because printing fails if standard output is closed.
-            lines.show_epoch(epoch + 1, metrics, last=last)
+            progress_lines.show_epoch(epoch + 1, metrics, last=last)
             if stopping:
                 raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 
-    def _train(self, stage: TrainingStage, epoch: int, lines: EpochLines) -> EpochMetrics:
+    def _train(self, stage: TrainingStage, epoch: int, progress_lines: EpochLines) -> EpochMetrics:
         """Train an epoch and write its metrics to the history."""
         started = time.perf_counter()
         try:
-            metrics = stage.train_epoch(epoch, self.stop_vote, lines)
+            metrics = stage.train_epoch(epoch, self.stop_vote, progress_lines)
         except Diverged as error:
             raise Diverged(f"{self.label} {stage.name} epoch {epoch + 1}: {error}") from None
         except Stopped:

@@ -243,7 +243,7 @@ class SplitOutputs:
     """The outputs of a network for whole splits, as `Feedback`: in eval mode, float32, unaugmented.
 
     Each process computes an equal part and gathers the others, so that all have the same outputs.
-    They are cached until `forget`.
+    They are cached until `clear_cache`.
 
     Args:
         network: maps uint8 [N, S, S, 3] to logits and features; its training mode is restored.
@@ -259,7 +259,7 @@ class SplitOutputs:
             self._outputs[split] = self._run(split)
         return self._outputs[split]
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Discard the cached outputs; called when the network has changed."""
         self._outputs.clear()
 

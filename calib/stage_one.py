@@ -48,9 +48,10 @@ class BaseStage:
         if config.compile:
             check_compiler(accelerator.device)
         self.steps = len(self.batches)
-        self.images = self.steps * self.batches.batch_size
+        self.images_per_epoch = self.steps * self.batches.batch_size
         torch.manual_seed(derived_seed(seed, "weights"))
-        # Before the network, which it adapts; building it draws no random numbers.
+        # The method is built first because it adapts the network. Building the method draws no
+        # random numbers, so the seed still determines the weights.
         self.method = build_method(config.method.name, data.num_classes, **config.method.params)
         network = Network(config, data.num_classes, method=self.method)
         network.normalise.fit(data.train_histogram)
@@ -87,7 +88,7 @@ class BaseStage:
         return self.selection.finished
 
     def train_epoch(
-        self, epoch: int, stop: ShouldStop = never, lines: EpochLines = SILENT
+        self, epoch: int, stop: ShouldStop = never, progress_lines: EpochLines = SILENT
     ) -> EpochMetrics:
         """Train an epoch, or the rest of it after `mid_epoch`; returns its metrics.
 
@@ -96,17 +97,17 @@ class BaseStage:
             Stopped: `stop` returned true after a step; `mid_epoch` says after which.
         """
         try:
-            metrics = self._train_steps(epoch, stop, lines)
+            metrics = self._train_steps(epoch, stop, progress_lines)
         except Diverged as error:
             raise Diverged(f"{error}; {divergence_remedy(self.config.mixed_precision)}") from None
-        self.split_outputs.forget()
+        self.split_outputs.clear_cache()
         self.method.end_epoch(self.network.backbone, self.split_outputs)
-        self.split_outputs.forget()  # the method may have changed the outputs
+        self.split_outputs.clear_cache()  # the method may have changed the outputs
         self.loss.end_epoch(self.split_outputs)
         if self.average:
             average_buffers(self.average.network, self.accelerator)
             self.average.copy_buffers(self.network)
-            self.validation_outputs.forget()
+            self.validation_outputs.clear_cache()
         return metrics | self._measure_validation(epoch)
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -142,9 +143,12 @@ class BaseStage:
     def _modules(self) -> dict[str, torch.nn.Module]:
         """The modules that have state, by the names of their files in a checkpoint."""
         modules = {"network": self.network, "loss": self.loss, "method": self.method}
+        # `average.model` also holds the number of updates, `average.network` the weights alone.
         return {**modules, "average": self.average.model} if self.average else modules
 
-    def _train_steps(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> EpochMetrics:
+    def _train_steps(
+        self, epoch: int, stop: ShouldStop, progress_lines: EpochLines
+    ) -> EpochMetrics:
         """Train on the batches of an epoch, or on the rest of them."""
         process, steps = self.accelerator.process_index, self.steps
         # For dropout and methods.
@@ -163,21 +167,21 @@ class BaseStage:
                 record.note(step, self.step(batch))
                 if self.average:
                     self.average.update(self.network)
-                lines.show_step(epoch, step + 1)
+                progress_lines.show_step(epoch, step + 1)
                 if step + 1 < steps and stop():
                     self._stop(step + 1, record, batch)
         average_buffers(self.network, self.accelerator)
         record.check()
         check_finite(self.network.state_dict())
         means = {name: mean for name, mean in record.means().items() if self._has_images_for(name)}
-        return {**means, "learning_rate": rate, **self.loss.pop_health()}
+        return {**means, "learning_rate": rate, **self.loss.pop_diagnostics()}
 
     def _has_images_for(self, name: str) -> bool:
         """Whether an epoch has images for this metric."""
         if self.config.mixed is None:
             return not name.startswith("mixed_")
         # With one image per series, chance decides whether it is an end point or an inner image.
-        return self.batches.count > 1 or not name.endswith(("_end", "_interior"))
+        return self.batches.images_per_series > 1 or not name.endswith(("_end", "_interior"))
 
     def _stop(self, steps_done: int, record: EpochRecord, batch: TrainingBatch) -> None:
         """Set `mid_epoch` and raise Stopped; raises Diverged if a loss or weight is not finite."""
@@ -194,7 +198,7 @@ class BaseStage:
         mid_epoch, self.mid_epoch = self.mid_epoch, None
         if mid_epoch is None:
             return 0, None
-        progress = mid_epoch.restore(self._modules(), self.accelerator, reshard=_reshard)
+        progress = mid_epoch.restore(self._modules(), self.accelerator, reshard=_merge_progress)
         record.metrics[: mid_epoch.step] = progress["figures"]
         return mid_epoch.step, progress["drawn"]
 
@@ -213,7 +217,10 @@ class BaseStage:
         return rate
 
 
-def _reshard(processes: Sequence[StateDict], index: int) -> StateDict:
-    """The mean metrics of all processes, and the generator's state, which is the same in all."""
+def _merge_progress(processes: Sequence[StateDict], index: int) -> StateDict:
+    """Progress for a resume with another number of processes.
+
+    The metrics are the mean of all processes; the generator's state is the same in all.
+    """
     metrics = torch.stack([process["figures"] for process in processes]).mean(0)
     return {"figures": metrics, "drawn": processes[0]["drawn"]}

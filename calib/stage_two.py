@@ -253,7 +253,7 @@ class HeadStage:
         network = network.to(accelerator.device).to(memory_format=torch.channels_last)
         self.network = network.eval().requires_grad_(False)
         self.views = FeatureViews(config, data, network=network, seed=seed, accelerator=accelerator)
-        self.steps, self.images = self.views.steps, self.views.images
+        self.steps, self.images_per_epoch = self.views.steps, self.views.images_per_epoch
         self.loss_scale = self.views.batches.batch_size if config.head.reduction == "sum" else 1
         self.targets = data.train_targets.to(accelerator.device)
         self.unaugmented = UnaugmentedFeatures(network, data, self.views)
@@ -275,7 +275,7 @@ class HeadStage:
         self.optimiser = build_optimiser(self.optimiser_config, self.parameters)
 
     def train_epoch(
-        self, epoch: int, stop: ShouldStop = never, lines: EpochLines = SILENT
+        self, epoch: int, stop: ShouldStop = never, progress_lines: EpochLines = SILENT
     ) -> EpochMetrics:
         """Train an epoch, or the rest of it after `mid_epoch`; returns its metrics.
 
@@ -292,10 +292,10 @@ class HeadStage:
         for step, indices in enumerate(self.views.order(epoch)[steps_done:], steps_done):
             self._set_learning_rate(epoch * self.steps + step)
             sums += self._step(features[indices], indices)
-            lines.show_step(epoch, step + 1)
+            progress_lines.show_step(epoch, step + 1)
             if step + 1 < self.steps and stop():
                 self._stop(step + 1, metrics, sums)
-        loss, accuracy, confidence = means(sums, self.images, self.accelerator)
+        loss, accuracy, confidence = means(sums, self.images_per_epoch, self.accelerator)
         check_converging(loss, self.objective)
         if self.objective.extra_pass:
             accuracy, confidence = accuracy_and_confidence(
@@ -305,7 +305,7 @@ class HeadStage:
         if epoch + 1 == self.epochs:
             self.objective.check_head_above_chance()
         metrics |= {"loss": loss, "accuracy": accuracy, "confidence": confidence}
-        metrics |= {**self.loss.pop_health(), **self._end_epoch(epoch)}
+        metrics |= {**self.loss.pop_diagnostics(), **self._end_epoch(epoch)}
         self.history.append({"epoch": epoch, **metrics})
         return metrics
 
@@ -356,12 +356,12 @@ class HeadStage:
         if mid_epoch is None:
             return 0, self.objective.start_epoch(), torch.zeros(3, device=self.accelerator.device)
         modules = {"objective": self.objective}
-        progress = mid_epoch.restore(modules, self.accelerator, reshard=_reshard)
+        progress = mid_epoch.restore(modules, self.accelerator, reshard=_merge_progress)
         return mid_epoch.step, progress["figures"], progress["sums"].to(self.accelerator.device)
 
     def _stop(self, steps_done: int, metrics: EpochMetrics, sums: Tensor) -> None:
         """Set `mid_epoch` and raise Stopped; raise Diverged if loss or weights are not finite."""
-        check_converging(means(sums, self.images, self.accelerator)[0], self.objective)
+        check_converging(means(sums, self.images_per_epoch, self.accelerator)[0], self.objective)
         self.mid_epoch = MidEpochState.gather(
             steps_done,
             {"figures": metrics, "sums": sums.cpu()},
@@ -406,7 +406,10 @@ class HeadStage:
         return accuracy_and_confidence(classifier, features, self.targets, self.accelerator)[0]
 
 
-def _reshard(processes: Sequence[StateDict], index: int) -> StateDict:
-    """The epoch's constant metrics, which all processes share, and the sums of this process."""
+def _merge_progress(processes: Sequence[StateDict], index: int) -> StateDict:
+    """Progress for a resume with another number of processes.
+
+    The epoch's constant metrics, which all processes share, and the sums of this process.
+    """
     sums = [process["sums"] for process in processes]
     return {**processes[0], "sums": sum_in_first_process(sums, index)}

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from semix.data.errors import NOT_SHOWN, InputError, choices
 from semix.data.files import read_bytes
 from semix.data.store import Store
-from semix.data.store.location import parse_url, shown
+from semix.data.store.location import parse_url, printable_url
 
 KNOWN = "known here:"
 MAX_SUGGESTIONS = 3  # settings in other sections that are suggested for a misplaced key
@@ -256,7 +256,7 @@ def read_config_file(source: str | Path) -> dict[str, Any]:
     Raises:
         InputError: no such file or no permission, not YAML, too much repetition, not settings.
     """
-    name = shown(str(source))  # a query may be a secret
+    name = printable_url(str(source))  # a query may be a secret
     content = _content(str(source))
     try:
         values = read_yaml(_text(content, name))
@@ -348,7 +348,7 @@ def _raise_at(node: yaml.Node, problem: str) -> NoReturn:
 
 
 def _content(source: str) -> bytes:
-    name = shown(source)  # a query may be a secret
+    name = printable_url(source)  # a query may be a secret
     try:
         return _fetch(source) if "://" in source else read_bytes(Path(source), max_bytes=MAX_BYTES)
     except FileNotFoundError:

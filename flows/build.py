@@ -92,7 +92,7 @@ def resume(
 
     Args:
         root: an open root, or its path or URL.
-        overrides: with a path or URL: new paths of models and images, as `generator.model=PLACE`.
+        overrides: with a path or URL: new paths of models and images, as `generator.model=PATH`.
     """
     root = open_root(root, overrides) if isinstance(root, str) else root
     return _run_build(root, "", root.overrides, slots=slots, selection=selection, full=full)

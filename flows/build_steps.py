@@ -153,7 +153,7 @@ def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_
     try:
         check_models(config)
     except InputError as error:
-        command = f"semix resume {root.url} --set {error.field}=PLACE"
+        command = f"semix resume {root.url} --set {error.field}=PATH"
         remedy = f"{error.remedy}; if it was moved: {command}"
         raise InputError(error.field, error.value, remedy) from None
     # The plan is without pairs: they do not change the size, and damaged pairs are drawn again.

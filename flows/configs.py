@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from semix.data.errors import InputError
 from semix.data.settings import Settings, load_settings, read_config_file
-from semix.data.store.location import shown
+from semix.data.store.location import printable_url
 
 S = TypeVar("S", bound=Settings)
 Schema = Mapping[str, Any]
@@ -53,7 +53,7 @@ def load_config(
         command = None if isinstance(source, Mapping) else command_of(source)
         if command is None or issubclass(model, models()[command]):
             raise
-        name = shown(str(source))
+        name = printable_url(str(source))
         remedy = f"is {NAMES[command]}: semix {command} {name} --out PLACE"
         raise InputError("config", name, remedy) from None
 

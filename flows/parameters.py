@@ -16,13 +16,14 @@ NOT_EMPTY = {"min_length": 1}
 
 
 class _Field:
-    """Typer's description of a parameter, as pydantic reads it in the signature of a flow.
+    """A Typer parameter that also gives pydantic its limits and description, for a flow's form.
 
-    Prefect replaces the descriptions of fields by those of docstrings, or by nothing where a
-    docstring has none; a description in the schema itself stays.
+    Prefect overwrites field descriptions with the docstring's (or deletes them), so the description
+    is put into the JSON schema, which Prefect leaves alone.
 
     Args:
-        text: the description for both; a help page has a line or two for it.
+        text: the description, shown in `--help` and in the form; keep it to two lines of a help
+            page.
         flags: names of the option; by default the parameter's name.
         more: further description, only for the form.
         rules: the values that Prefect accepts, as keys of a schema of pydantic-core.
@@ -79,11 +80,11 @@ BuildOverrides = Annotated[
     list[str],
     _overrides(
         "mixing.seed=7",
-        f"{OVERRIDE_NOTE} Without a file, only paths on the worker's machine may change: "
-        "generator.model=PLACE.",
+        f"{OVERRIDE_NOTE} Without a config file, only settings that are paths on the worker's "
+        "machine may be overridden: generator.model=PATH.",
     ),
 ]
-PlaceOverrides = Annotated[list[str], _overrides("generator.model=PLACE")]
+PathOverrides = Annotated[list[str], _overrides("generator.model=PATH")]
 AnnotationOverrides = Annotated[
     list[str], _overrides("annotation.scale=4", "Other settings are those of the root's labels.")
 ]
@@ -101,7 +102,7 @@ Root = Annotated[
     Argument(
         "path or URL of a mixed dataset (its root)",
         metavar="ROOT",
-        more="Its images stay.",
+        more="Its images are not changed.",
         rules=NOT_EMPTY,
     ),
 ]
@@ -117,7 +118,7 @@ Out = Annotated[
 BakedOut = Annotated[
     str,
     Option(
-        "write a new mixed dataset there, with these labels in its shards",
+        "where to write a new mixed dataset with the new labels in its shards",
         metavar="ROOT",
         more="Empty: store the labels beside the images.",
     ),
@@ -171,7 +172,7 @@ QuickstartFolder = Annotated[
 Slots = Annotated[
     int,
     Option(
-        "worker processes; 0: one per GPU, or one without GPUs",
+        "worker processes; 0: one per GPU, or a single one if there is no GPU",
         metavar="N",
         more="On an existing cluster, 0 means one per Dask worker or Ray GPU.",
         rules={"ge": 0, "le": MAX_SLOTS},
@@ -227,14 +228,19 @@ RetryFailed = Annotated[
 SkipFailed = Annotated[
     str,
     Option(
-        "succeed without failed shards, if they are at most LIMIT, as in 5 or 1%",
+        "succeed even if up to LIMIT shards failed, for example 5 or 1%",
         metavar="LIMIT",
         more="Shards that failed before are not tried again. Empty: a failed shard fails the run.",
         rules={"pattern": r"^(\d+|\d+(\.\d+)?%)?$"},
     ),
 ]
 Full = Annotated[
-    bool, Option("first read every file and image", "--full", more="Otherwise only file sizes.")
+    bool,
+    Option(
+        "before anything else, check the content of every file and image",
+        "--full",
+        more="Otherwise only file sizes are checked.",
+    ),
 ]
 
 # Training
@@ -275,7 +281,7 @@ Restarts = Annotated[
 Trainers = Annotated[
     int,
     Option(
-        "trainers that run at a time; 0: one per GPU, or one without GPUs",
+        "trainers that run at a time; 0: one per GPU, or a single one if there is no GPU",
         metavar="N",
         rules={"ge": 0, "le": MAX_SLOTS},
     ),
@@ -288,7 +294,9 @@ Cells = Annotated[
         more="Empty: all.",
     ),
 ]
-Seeds = Annotated[int, Option("training runs per method", metavar="N", rules={"ge": 1})]
+Seeds = Annotated[
+    int, Option("number of seeds, that is, training runs per method", metavar="N", rules={"ge": 1})
+]
 Fresh = Annotated[bool, Option("compute logits again even if they are stored", "--fresh")]
 
 # Parameters of commands, not of flows
@@ -302,5 +310,5 @@ Json = Annotated[bool, Option("print JSON", "--json")]
 
 
 def parse_numbers(text: str) -> frozenset[int]:
-    """The numbers in a text as `3,7-9`; none for an empty text."""
+    """The numbers that a text such as `3,7-9` lists; none for an empty text."""
     return frozenset(parse_ranges(text) if text else ())

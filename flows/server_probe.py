@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from semix.data.errors import InputError
-from semix.data.store.location import shown
+from semix.data.store.location import printable_url
 
 if TYPE_CHECKING:  # the command line starts without them: Prefect costs more than a second
     import httpx
@@ -72,7 +72,7 @@ def probe(url: str) -> ServerFacts:
     """
     import httpx
 
-    address, settings = shown(url), prefect_settings()
+    address, settings = printable_url(url), prefect_settings()
     if not url.startswith(("http://", "https://")):
         return ServerFacts(address, reason="is no address; write http://HOST:4200/api")
     key = authorization()
@@ -216,7 +216,7 @@ def describe_loss(error: BaseException, url: str, *, own_server_end: str = "") -
     Args:
         own_server_end: how our own server ended; empty for another server.
     """
-    name = own_server_end or f"the Prefect server at {shown(url)}"
+    name = own_server_end or f"the Prefect server at {printable_url(url)}"
     if ABORT in _class_names(error):
         return f"{name} says that this run is over ({error})"
     cause: BaseException | None = error
@@ -231,7 +231,7 @@ def describe_loss(error: BaseException, url: str, *, own_server_end: str = "") -
 
 def describe_request_error(error: BaseException) -> str:
     """One line on an error of a request to any server; empty for other errors."""
-    fault, url = _request_fault(error), shown(_request_url(error))
+    fault, url = _request_fault(error), printable_url(_request_url(error))
     return f"the server of {url} {fault}" if fault else ""
 
 

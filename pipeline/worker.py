@@ -42,13 +42,14 @@ from semix.pipeline.shard_job import (
     failure_of,
 )
 
-OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
+OK, SOME_FAILED, UNEXPECTED_ERROR, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 # This many failures in a row are blamed on the worker, for example a full disk, not on the shards.
 MAX_FAILED_IN_A_ROW = 3
-NEWS = "semix: "  # begins a line that is for a person, not only for a log
+TERMINAL_PREFIX = "semix: "  # prefix of lines that a person should see, not only a log
 REFRESH_S = 10.0  # minimum time between two refreshes while other workers make missing shards
 REFRESH_INTERVAL_RATIO = 20  # time between refreshes, as a multiple of the time that one takes
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # between refreshes while others hold all shards
+LONGEST_WAIT_AFTER_SLOW_REFRESH_S = 60.0  # the wait is longer if a refresh takes long
 # Between two attempts to claim a shard that another worker holds.
 MIN_CLAIM_PAUSE_S, MAX_CLAIM_PAUSE_S = 0.2, 30.0
 # cuBLAS, cuSPARSE and cuDNN raise a plain RuntimeError, not one of torch's own error classes.
@@ -59,7 +60,7 @@ class DeviceError(RuntimeError):
     """The device failed, and only a new process can use it again."""
 
 
-class FailsAlways(RuntimeError):
+class TooManyFailures(RuntimeError):
     """Several shards in a row failed; a new process or another worker may succeed."""
 
 
@@ -120,10 +121,11 @@ class ShardOrder:
     only: Container[int] | None = None
 
     def in_order(self, missing: Sequence[int], total: int) -> Iterator[int]:
-        """Yield this slot's shards of its part, then other slots' shards of it, then other parts.
+        """Yield the missing shards in the order in which this worker tries them.
 
-        Shards of other workers come in descending order, since these workers make them in ascending
-        order; workers from different parts continue in different parts.
+        First the part's shards of this slot, then the part's other shards, then the other parts,
+        beginning with a different one for each part. Shards of other workers come in descending
+        order, because those workers make them in ascending order.
 
         Args:
             missing: ascending.
@@ -147,23 +149,25 @@ def _missing_in(missing: Sequence[int], part: Partition, total: int) -> Sequence
 
 @dataclass
 class PendingShards:
-    """The missing shards at the last refresh, without those that failed or that others hold.
+    """The missing shards that this worker may still try, as of the last refresh.
 
-    Shards that never failed come first: a shard that kills its worker must not block the others.
+    Shards with no failed attempt come first: a shard that kills its worker must not block the
+    others. Left out are shards in `given_up` and, for the moment, shards that another worker holds.
 
     Attributes:
         failed_at_start: failed attempts at the first refresh, by shard. Attempts are counted rather
             than dated, because the clocks of several machines disagree.
-        failed: shards that failed since: once in this worker, or more than once in others.
+        given_up: shards not to try again in this run: failed once in this worker, or at least twice
+            in any since the first refresh.
         backoff: shards that other workers hold.
     """
 
     job: ShardJob
     order: ShardOrder
     failed_at_start: dict[int, int] | None = None
-    failed: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
     backoff: LeaseBackoff = field(default_factory=LeaseBackoff)
-    _failed_here: set[int] = field(default_factory=set)  # those of `failed` that this worker tried
+    _failed_here: set[int] = field(default_factory=set)  # those of `given_up` that failed here
     _attempts: Mapping[int, int] = field(default_factory=dict)  # failed attempts by shard
     _missing: Sequence[int] = ()
     _refreshed_at: float = 0.0  # monotonic
@@ -180,8 +184,8 @@ class PendingShards:
         # One failed attempt may be the fault of a broken worker; a healthy one tries again.
         at_start = self.failed_at_start
         new_failures = ((s, count - at_start.get(s, 0)) for s, count in self._attempts.items())
-        self.failed = {shard for shard, count in new_failures if count > 1}
-        self.failed |= {shard for shard in self._failed_here if shard in self._missing}
+        self.given_up = {shard for shard, count in new_failures if count > 1}
+        self.given_up |= {shard for shard in self._failed_here if shard in self._missing}
         self._refreshed_at = time.monotonic()
         self._refresh_cost_s = self._refreshed_at - started
         return next(self._candidates(), None) is not None
@@ -190,13 +194,20 @@ class PendingShards:
         return (shard for shard in self._candidates() if self.backoff.due(shard))
 
     def is_stale(self) -> bool:
-        """Whether the last refresh is too old to go on, if a shard turns out to be done."""
+        """Whether the list of missing shards is old enough to be read again.
+
+        Asked when a shard in it turns out to be done already.
+        """
         interval_s = max(REFRESH_S, REFRESH_INTERVAL_RATIO * self._refresh_cost_s)
         return time.monotonic() - self._refreshed_at > interval_s
 
     def wait(self) -> None:
-        """Sleep, longer each time, while other workers hold all remaining shards; one may die."""
-        time.sleep(max(self._wait_s, min(REFRESH_INTERVAL_RATIO * self._refresh_cost_s, 60.0)))
+        """Sleep, longer each time, while other workers hold all remaining shards.
+
+        If one of them dies, its shards can be claimed.
+        """
+        interval_s = REFRESH_INTERVAL_RATIO * self._refresh_cost_s
+        time.sleep(max(self._wait_s, min(interval_s, LONGEST_WAIT_AFTER_SLOW_REFRESH_S)))
         self._wait_s = min(1.5 * self._wait_s, LONGEST_WAIT_S)
 
     def reset_wait(self) -> None:
@@ -209,7 +220,7 @@ class PendingShards:
     def give_up(self, shard: int) -> None:
         """Record that this worker failed to make the shard."""
         self._failed_here.add(shard)
-        self.failed.add(shard)
+        self.given_up.add(shard)
 
     def _candidates(self) -> Iterator[int]:
         """Yield shards by ascending number of failed attempts, equal ones in the worker's order."""
@@ -222,13 +233,15 @@ class PendingShards:
     def _in_order(self) -> Iterator[int]:
         only = self.order.only
         for shard in self.order.in_order(self._missing, self.job.num_shards):
-            if shard not in self.failed and (only is None or shard in only):
+            if shard not in self.given_up and (only is None or shard in only):
                 yield shard
 
 
 @dataclass
 class Worker:
-    """The worker of one slot of `slots`; makes shards until no missing one is left that it may try.
+    """The worker of one slot of `slots`.
+
+    Makes missing shards until none is left that it may still try.
 
     Attributes:
         only: the shards to make; all by default.
@@ -258,16 +271,16 @@ class Worker:
         while pending.refresh():
             if self.try_all(pending):
                 pending.reset_wait()
-            else:  # live workers hold all remaining shards; take over if one dies
+            else:  # other workers hold all remaining shards; if one dies, its shards can be claimed
                 pending.wait()
                 self.heartbeat()
-        return SOME_FAILED if pending.failed else OK
+        return SOME_FAILED if pending.given_up else OK
 
     def try_all(self, pending: PendingShards) -> int:
         """Try the pending shards until the last refresh is stale; return how many were tried.
 
-        A shard is published on a thread while the next one is made, never more than one ahead.
-        Even after an error, a shard that is made by then is still published.
+        While one shard is made, the previous one is published on a thread; at most one shard waits
+        for publishing. If making fails, the previous shard is still published.
         """
         num_tried = 0
         publishing: tuple[int, Future[AttemptResult]] | None = None
@@ -353,7 +366,7 @@ class Worker:
             self._record_result(pending, shard, result)
 
     def _record_result(self, pending: PendingShards, shard: int, result: AttemptResult) -> None:
-        """Record the result; raises FailsAlways after too many failures in a row.
+        """Record the result; raises TooManyFailures after too many failures in a row.
 
         Shards that had failed before the first refresh do not count.
         """
@@ -364,7 +377,7 @@ class Worker:
         self._failed_in_a_row += shard not in (pending.failed_at_start or ())
         if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
             text = f"{self._failed_in_a_row} shards in a row failed, the last one by {self._cause}"
-            raise FailsAlways(text)
+            raise TooManyFailures(text)
 
     def _record_failure(self, shard: int, error: Exception) -> None:
         print_line(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr)
@@ -393,7 +406,7 @@ def main(arguments: list[str] | None = None) -> int:
         text = f"error: the device fails, asking for a new process: {error}"
         print_line(text, file=sys.stderr)
         return RESTART
-    except FailsAlways as error:
+    except TooManyFailures as error:
         print_line(f"error: {error}; asking for a new process", file=sys.stderr)
         return RESTART
     except Exception as error:
@@ -403,7 +416,7 @@ def main(arguments: list[str] | None = None) -> int:
             text = f"error: the store or a file fails, asking for a new process: {cause}"
             print_line(text, file=sys.stderr)
             return RESTART
-        return RESTART if _is_device_error(error) else BROKEN
+        return RESTART if _is_device_error(error) else UNEXPECTED_ERROR
 
 
 def job_of(root: Root, *, labels: str | None) -> ShardJob:
@@ -460,22 +473,27 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=1, help="how many workers share the work")
     parser.add_argument("--range", default="", help="begin with this part, for example 1/4")
     parser.add_argument("--shards", help="only these, for example 3,7-9")
-    parser.add_argument("--set", action="append", default=[], help="a setting that differs here")
-    parser.add_argument("--shards-file", type=Path, help="a file with the same")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        help="override a setting of the plan in this worker, KEY=VALUE",
+    )
+    parser.add_argument("--shards-file", type=Path, help="file that holds the list for --shards")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--heartbeat", type=Path, help="file to touch after each step")
     return parser.parse_args(arguments)
 
 
-class _NewsFormatter(logging.Formatter):
+class _PrefixFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return NEWS + printable_line(record.getMessage())
+        return TERMINAL_PREFIX + printable_line(record.getMessage())
 
 
 def _log_to_stdout() -> None:
-    """Log to standard output, each line beginning with NEWS."""
+    """Log to standard output, each line beginning with TERMINAL_PREFIX."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(_NewsFormatter())
+    handler.setFormatter(_PrefixFormatter())
     logger = logging.getLogger("semix")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -67,7 +67,7 @@ def our_rate(bench: Bench, config: TrainConfig) -> float:
     epochs = itertools.count()
     seconds = bench.seconds(lambda: stage.train_epoch(next(epochs)))
     accelerator.free_memory()
-    return stage.images * (1 + PER_REAL) / seconds
+    return stage.images_per_epoch * (1 + PER_REAL) / seconds
 
 
 def settings(folder: Path, url: str, *, model: str, batch: int, precision: str) -> TrainConfig:

@@ -24,7 +24,10 @@ BRIGHTNESS, CONTRAST = (0.45, 0.8), (0.08, 0.17)
 
 
 def snow(images: Pixels, parameters: Snow, generators: Generators) -> Pixels:
-    """Falling flakes, once upright and once rotated by 180 degrees, over a whiter image."""
+    """A layer of falling flakes over a whitened image.
+
+    The layer is added once as it is and once turned by 180 degrees.
+    """
     mean, deviation, zoom, threshold, radius, sigma, image_share = parameters
     shape = (*images.shape[1:3], 1)
     flakes = draw(generators, lambda rng: rng.normal(mean, deviation, shape))
@@ -42,12 +45,12 @@ def frost(images: Pixels, parameters: tuple[float, float], generators: Generator
     """Ice over the image.
 
     The benchmark uses crops of photographs of frosted windows. This ice is drawn: needles in three
-    directions on uneven ground, with the photographs' mean colour, brightness and contrast.
+    directions on an uneven background, with the photographs' mean colour, brightness and contrast.
     """
     image_weight, ice_weight = parameters
     size = images.shape[1]
-    ground = plasma(size, 1.6, generators)
-    crystals = _standard(_standard(ground) + _standard(_needles(size, generators)))
+    background = plasma(size, 1.6, generators)
+    crystals = _standardised(_standardised(background) + _standardised(_needles(size, generators)))
     brightness = draw(generators, lambda rng: rng.uniform(*BRIGHTNESS, (1, 1, 1)))
     contrast = draw(generators, lambda rng: rng.uniform(*CONTRAST, (1, 1, 1)))
     ice = np.clip(ICE * (brightness + contrast * crystals), 0, 1)
@@ -60,10 +63,10 @@ def _needles(size: int, generators: Generators) -> Pixels:
     length = max(2, size // 16)
     margin = 2 * length  # so that streaks from outside the image reach into it
     shape = (size + 2 * margin, size + 2 * margin, 1)
-    sparks = draw(generators, lambda rng: rng.standard_normal(shape, dtype=np.float32))
+    noise = draw(generators, lambda rng: rng.standard_normal(shape, dtype=np.float32))
     degrees = draw(generators, lambda rng: rng.uniform(0, 360, ()))
     directions = [
-        blur_along_line(sparks, radius=length, sigma=length, degrees=degrees + turn)
+        blur_along_line(noise, radius=length, sigma=length, degrees=degrees + turn)
         for turn in (0, 120, 240)
     ]
     inside = slice(margin, margin + size)
@@ -71,7 +74,7 @@ def _needles(size: int, generators: Generators) -> Pixels:
     return strongest
 
 
-def _standard(fields: Pixels) -> Pixels:
+def _standardised(fields: Pixels) -> Pixels:
     axes = (1, 2, 3)
     # float64, so that rounding does not depend on how many images are summed at a time.
     mean = fields.mean(axis=axes, keepdims=True, dtype=np.float64)
@@ -80,7 +83,10 @@ def _standard(fields: Pixels) -> Pixels:
 
 
 def fog(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
-    """Plasma over the image, then dimmed so that the brightest value stays where it was."""
+    """Plasma over the image, then scaled down.
+
+    The brightest possible value equals the image's old maximum.
+    """
     thickness, decay = parameters
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
     foggy = images + thickness * plasma(images.shape[1], decay, generators)
@@ -112,13 +118,15 @@ def spatter(images: Pixels, parameters: Spatter, generators: Generators) -> Pixe
 
 
 def _shine(liquid: Pixels) -> Pixels:
-    """A relief of the distance to the rims, brightest where it is steep and the drop deep."""
+    """The glint of each drop.
+
+    It is brightest where the distance to the rim changes fast and where the liquid is thick.
+    """
     levels = np.minimum(255 * liquid, 255).astype(np.uint8)
     distance = np.minimum(np.stack([_distance(rim) for rim in _rims(levels)]), MAX_DISTANCE)
-    flat = np.stack(
-        [_equalised(depth) for depth in np.floor(_box(distance) + ROUNDING).astype(int)]
-    )
-    relief = ndimage.correlate(flat.astype(np.int32), RELIEF[None], mode="mirror")
+    rounded = np.floor(_box(distance) + ROUNDING).astype(int)
+    equalised = np.stack([_equalised(distances) for distances in rounded])
+    relief = ndimage.correlate(equalised.astype(np.int32), RELIEF[None], mode="mirror")
     shine = levels * np.rint(_box(np.clip(relief, 0, 255)))
     maximum = shine.max(axis=(1, 2), keepdims=True)
     return np.divide(shine, maximum, out=np.zeros_like(shine), where=maximum > 0).astype(np.float32)
@@ -130,7 +138,11 @@ def _box(values: np.ndarray) -> np.ndarray:
 
 
 def _distance(rim: np.ndarray) -> np.ndarray:
-    """Distance to the nearest rim by neighbour steps and knight's moves, as in OpenCV."""
+    """OpenCV's approximate Euclidean distance (5 x 5 chamfer) to the nearest rim.
+
+    It is the length of a path of steps along the axes, of length 1, of steps along the diagonals,
+    and of a chess knight's moves.
+    """
     if not rim.any():
         return np.full(rim.shape, float(MAX_DISTANCE))
     nearest = ndimage.distance_transform_edt(~rim, return_distances=False, return_indices=True)
@@ -144,12 +156,15 @@ def _distance(rim: np.ndarray) -> np.ndarray:
 
 
 def _equalised(levels: np.ndarray) -> np.ndarray:
-    """The histogram equalised over 0 .. 255, lowest level to 0; a single level stays."""
+    """The image with its histogram equalised to 0 .. 255, so that the lowest level becomes 0.
+
+    An image of one level is unchanged.
+    """
     counts = np.bincount(levels.ravel(), minlength=256)
-    below = counts.cumsum() - counts[levels.min()]
-    if not below[-1]:
+    cumulative = counts.cumsum() - counts[levels.min()]
+    if not cumulative[-1]:
         return levels
-    return np.rint(below * (255 / below[-1]))[levels]
+    return np.rint(cumulative * (255 / cumulative[-1]))[levels]
 
 
 def _rims(levels: np.ndarray) -> np.ndarray:
@@ -167,26 +182,28 @@ def _rims(levels: np.ndarray) -> np.ndarray:
     return edges
 
 
-def _is_ridge(size: np.ndarray, down: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _is_ridge(magnitude: np.ndarray, down: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Where the gradient is largest along its direction, rounded to one of four."""
-    padded = np.pad(size, ((0, 0), (1, 1), (1, 1)))
+    padded = np.pad(magnitude, ((0, 0), (1, 1), (1, 1)))
 
     def neighbour(row: int, column: int) -> np.ndarray:
         rows, columns = padded.shape[1:]
         return padded[:, 1 + row : rows - 1 + row, 1 + column : columns - 1 + column]
 
-    steep, flat = np.abs(down), np.abs(right)
+    vertical, horizontal = np.abs(down), np.abs(right)
     tangent = np.tan(np.pi / 8)
-    along_row = steep < tangent * flat
-    along_column = steep * tangent > flat
-    falling = np.sign(down) * np.sign(right) >= 0
+    along_row = vertical < tangent * horizontal
+    along_column = vertical * tangent > horizontal
+    on_main_diagonal = np.sign(down) * np.sign(right) >= 0
     diagonal = np.where(
-        falling,
-        (size > neighbour(-1, -1)) & (size > neighbour(1, 1)),
-        (size > neighbour(-1, 1)) & (size > neighbour(1, -1)),
+        on_main_diagonal,
+        (magnitude > neighbour(-1, -1)) & (magnitude > neighbour(1, 1)),
+        (magnitude > neighbour(-1, 1)) & (magnitude > neighbour(1, -1)),
     )
     return np.where(
         along_row,
-        (size > neighbour(0, -1)) & (size >= neighbour(0, 1)),
-        np.where(along_column, (size > neighbour(-1, 0)) & (size >= neighbour(1, 0)), diagonal),
+        (magnitude > neighbour(0, -1)) & (magnitude >= neighbour(0, 1)),
+        np.where(
+            along_column, (magnitude > neighbour(-1, 0)) & (magnitude >= neighbour(1, 0)), diagonal
+        ),
     )

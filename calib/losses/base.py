@@ -49,7 +49,7 @@ class RealLoss(nn.Module):
         """
         raise NotImplementedError
 
-    def pop_health(self) -> dict[str, float | None]:
+    def pop_diagnostics(self) -> dict[str, float | None]:
         """Measures that show whether the loss works, over training batches since the last call."""
         return {}
 

@@ -71,7 +71,7 @@ class FeDLaS(RealLoss):
         self.register_buffer("norm_mean", torch.tensor([20.0]))
         self.register_buffer("norm_std", torch.tensor([100.0]))
         self.register_buffer("norm_batches", torch.zeros(1, dtype=torch.long))
-        self.health = FeDLaSHealth()
+        self.health = FeDLaSDiagnostics()  # this name is in checkpoints, in names of buffers
 
     def penalty(self, logits: Tensor) -> Tensor:
         """The penalty that a_n weights, [N] from logits [N, K] float32."""
@@ -104,8 +104,8 @@ class FeDLaS(RealLoss):
         """
         return self._modulation(logits, _norms(logits, features))[2]
 
-    def pop_health(self) -> dict[str, float | None]:
-        """Measures of the training samples since the last call: see `FeDLaSHealth.pop`."""
+    def pop_diagnostics(self) -> dict[str, float | None]:
+        """Measures of the training samples since the last call: see `FeDLaSDiagnostics.pop`."""
         return self.health.pop()
 
     def _modulation(self, logits: Tensor, norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,13 +224,13 @@ class FeDLaSMarginSmoothing(FeDLaS):
         return excess.mean(1) if self.variant == "code" else excess.sum(1)
 
 
-HEALTH_MEASURES = ("gate_positive", "smoothing_raised", "smoothing")
+DIAGNOSTICS = ("gate_positive", "smoothing_raised", "smoothing")
 
 
-class FeDLaSHealth(nn.Module):
-    """Sums of HEALTH_MEASURES, on the device to avoid waits; not saved with the state."""
+class FeDLaSDiagnostics(nn.Module):
+    """Sums of DIAGNOSTICS, on the device to avoid waits; not saved with the state."""
 
-    sums: Tensor  # [3, 2] float64: HEALTH_MEASURES over right and over wrong samples
+    sums: Tensor  # [3, 2] float64: DIAGNOSTICS over right and over wrong samples
     count: Tensor  # [2] float64: right and wrong samples
 
     def __init__(self) -> None:
@@ -269,11 +269,11 @@ class FeDLaSHealth(nn.Module):
         )
         self.count.zero_()
         self.sums.zero_()
-        rows = zip(HEALTH_MEASURES, sums, strict=True)
-        health = {name: _ratio(sum(row), sum(count)) for name, row in rows}
-        health["smoothing_correct"] = _ratio(sums[2][0], count[0])
-        health["smoothing_wrong"] = _ratio(sums[2][1], count[1])
-        return health
+        rows = zip(DIAGNOSTICS, sums, strict=True)
+        diagnostics = {name: _ratio(sum(row), sum(count)) for name, row in rows}
+        diagnostics["smoothing_correct"] = _ratio(sums[2][0], count[0])
+        diagnostics["smoothing_wrong"] = _ratio(sums[2][1], count[1])
+        return diagnostics
 
 
 def _ratio(total: float, count: float) -> float | None:

@@ -165,7 +165,7 @@ class AdaFocal(PointwiseLoss):
         self.gammas.copy_(gammas.clamp(self.gamma_min, self.gamma_max))
         self.edges.copy_(edges)
 
-    def pop_health(self) -> dict[str, float | None]:
+    def pop_diagnostics(self) -> dict[str, float | None]:
         """The smallest and the largest gamma of all bins."""
         return {"gamma_least": self.gammas.min().item(), "gamma_greatest": self.gammas.max().item()}
 

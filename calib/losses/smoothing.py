@@ -24,7 +24,8 @@ class LabelSmoothing(PointwiseLoss):
         self.smoothing = smoothing
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
-        smoothing = logits.new_full((), self.smoothing)  # created on the device: no wait
+        # Filled on the device, which avoids a copy from the host that would synchronise.
+        smoothing = logits.new_full((), self.smoothing)
         return blended_cross_entropy(logits, targets, smoothing, uniform_cross_entropy(logits))
 
 
@@ -58,9 +59,9 @@ class MarginLabelSmoothing(PointwiseLoss):
     The gradient flows through the largest logit as well.
 
     Args:
-        margin: m, at least 0; 6 for CIFAR, 10 for Tiny-ImageNet.
-        weight: of the penalty, at least 0; 0.1 is meant for a mean over classes, which the official
-            code takes (the paper writes a sum).
+        margin: at least 0; 6 for CIFAR, 10 for Tiny-ImageNet.
+        weight: weight of the penalty, at least 0. The default 0.1 suits the mean over classes, as
+            in the official code; the paper's formula has a sum.
     Raises:
         InputError: a value out of range.
 
@@ -84,7 +85,7 @@ def excess_over_margin(logits: Tensor, margin: float) -> Tensor:
 
 
 class AdaptiveConditionalLabelSmoothing(PointwiseLoss):
-    """-log p_y + weight (positive A + negative B), averaged over the batch.
+    """-log p_y + weight * (positive * A + negative * B), averaged over the batch.
 
     A = max(0, z_max - margin)^2 penalises the largest logit above the margin.
     B = the mean over the other K - 1 logits of max(0, sg(z_max) - z_k - margin)^2; no gradient

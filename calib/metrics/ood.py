@@ -30,24 +30,30 @@ def ood_metrics(in_scores: Tensor, out_scores: Tensor) -> OodMetrics:
     Raises:
         ValueError: scores are empty, not one-dimensional or not finite.
     """
-    in_scores, out_scores = _scores("in_scores", in_scores), _scores("out_scores", out_scores)
+    in_scores, out_scores = (
+        _checked_scores("in_scores", in_scores),
+        _checked_scores("out_scores", out_scores),
+    )
     fpr95 = _false_positive_rate(in_scores, out_scores)
     return OodMetrics(auroc=_auroc(in_scores, out_scores), fpr95=fpr95)
 
 
 def max_probability(logits: Tensor) -> Tensor:
-    """Largest softmax probability of float [N, K], float64 [N]: Hendrycks and Gimpel 2017."""
+    """Largest softmax probability, float64 [N], from logits [N, K].
+
+    Source: Hendrycks and Gimpel 2017.
+    """
     return _by_chunk(logits, lambda chunk: chunk.softmax(1).amax(1))
 
 
 def negative_entropy(logits: Tensor) -> Tensor:
-    """Minus the entropy of softmax in nats, of float [N, K], float64 [N]; 0: most confident."""
+    """Minus the entropy of softmax in nats, float64 [N], from logits [N, K]; 0: most confident."""
     return _by_chunk(logits, lambda chunk: -Categorical(logits=chunk).entropy())
 
 
 def _by_chunk(logits: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
-    # In float32 the most confident images would all have the probability 1.
     chunks = logits.detach().cpu().split(max(1, CHUNK_VALUES // logits.shape[1]))
+    # float64, because in float32 the probabilities of all very confident images round to 1 and tie.
     return torch.cat([score(chunk.double()) for chunk in chunks])
 
 
@@ -59,12 +65,13 @@ def _auroc(in_scores: Tensor, out_scores: Tensor) -> float:
 
 
 def _false_positive_rate(in_scores: Tensor, out_scores: Tensor) -> float:
-    # The highest score that still accepts 95 % of the in-distribution images, one of their scores.
+    # The highest threshold that at least 95 % of the in-distribution images reach; it is the score
+    # of one of them.
     threshold = in_scores.sort().values[len(in_scores) * 5 // 100]
     return (out_scores >= threshold).double().mean().item()
 
 
-def _scores(name: str, scores: Tensor) -> Tensor:
+def _checked_scores(name: str, scores: Tensor) -> Tensor:
     if scores.ndim != 1 or len(scores) == 0:
         raise ValueError(f"{name} have shape {tuple(scores.shape)}: give [N] with N >= 1")
     scores = scores.detach().cpu().double()

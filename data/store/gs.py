@@ -12,10 +12,10 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError, is_retriable
 
 from semix.data.errors import InputError
-from semix.data.store.location import shown
+from semix.data.store.location import printable_url
 from semix.data.store.services import Info, RetryPolicy, Upload
 
-SHARED = True
+SHARED = True  # several machines can write to one store
 EMULATOR = "STORAGE_EMULATOR_HOST"
 FAULTS = (aiohttp.ClientError, requests.RequestException, ChecksumError)
 
@@ -36,7 +36,7 @@ def connect(policy: RetryPolicy) -> AbstractFileSystem:
     )
 
 
-def is_transient(error: Exception) -> str | None:
+def transient_reason(error: Exception) -> str | None:
     if isinstance(error, HttpError):
         return f"HTTP {error.code}" if error.code != 401 and is_retriable(error) else None
     if isinstance(error, google_auth.GoogleAuthError):
@@ -59,37 +59,37 @@ def translate_error(error: Exception, url: str, where: str) -> Exception:
     if _status(error):
         return OSError(errno.EIO, f"HTTP {_status(error)}", where)
     if isinstance(error, (*FAULTS, TimeoutError, ConnectionError)):
-        return ConnectionError(errno.EIO, f"no answer: {type(error).__name__}", where)
+        return ConnectionError(errno.EIO, f"transfer failed: {type(error).__name__}", where)
     return error
 
 
-def modified(info: Info) -> float:
+def modified_time(info: Info) -> float:
     return info["mtime"].timestamp()
 
 
-def mark(token: str) -> dict[str, object]:
-    return {"metadata": {"writer": token}}
+def writer_options(writer_id: str) -> dict[str, object]:
+    return {"metadata": {"writer": writer_id}}
 
 
-def written_by(fs: AbstractFileSystem, path: str) -> str | None:
+def writer_id_of(fs: AbstractFileSystem, path: str) -> str | None:
     return fs.info(path).get("metadata", {}).get("writer")
 
 
-def now(fs: AbstractFileSystem, base: str) -> float:
-    headers, _ = fs.call("GET", "b/{}/o", base.partition("/")[0], maxResults=1)
+def now(fs: AbstractFileSystem, bucket_path: str) -> float:
+    headers, _ = fs.call("GET", "b/{}/o", bucket_path.partition("/")[0], maxResults=1)
     return parsedate_to_datetime(headers["Date"]).timestamp()
 
 
-def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
+def unfinished_uploads(fs: AbstractFileSystem, bucket_path: str) -> list[Upload]:
     return []  # the service does not list them, and deletes them after a week
 
 
-def abort(fs: AbstractFileSystem, base: str, upload: Upload) -> None:
-    raise AssertionError("unfinished() lists none")
+def abort(fs: AbstractFileSystem, bucket_path: str, upload: Upload) -> None:
+    raise AssertionError("unfinished_uploads() lists none")
 
 
 def address() -> str:
-    return shown(os.environ.get(EMULATOR) or "storage.googleapis.com")
+    return printable_url(os.environ.get(EMULATOR) or "storage.googleapis.com")
 
 
 def _status(error: Exception) -> int | None:

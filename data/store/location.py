@@ -129,7 +129,7 @@ def check_folder(folder: str) -> str:
     return check_name(folder) if folder else folder
 
 
-def shown(url: str) -> str:
+def printable_url(url: str) -> str:
     """A URL without user, password and query, which may be secret."""
     protocol, separator, location = url.partition("://")
     if not separator:
@@ -166,4 +166,4 @@ def _remote(protocol: str, path: str, url: str) -> StoreLocation:
 
 
 def _error(url: str, remedy: str) -> InputError:
-    return InputError("url", shown(url), remedy)
+    return InputError("url", printable_url(url), remedy)

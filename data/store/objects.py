@@ -47,7 +47,7 @@ class ObjectStore:
 
     def __init__(self, location: StoreLocation, *, policy: RetryPolicy) -> None:
         self.url = location.url
-        self._base = location.base
+        self._bucket_path = location.base
         self._connection = Connection(location, policy)
         self._service = self._connection.service
         self._run, self._path = self._connection.run, self._connection.path
@@ -93,10 +93,10 @@ class ObjectStore:
             infos = self._run(folder, lambda fs: fs.ls(self._path(folder), detail=True))
         except FileNotFoundError:
             return {}, []
-        base = self._base.strip("/")
+        bucket_path = self._bucket_path.strip("/")
         files, folders = {}, []
         for info in infos:
-            name = info["name"].lstrip("/").removeprefix(base).strip("/")
+            name = info["name"].lstrip("/").removeprefix(bucket_path).strip("/")
             if info["type"] == "directory":
                 folders.append(name)
             elif not name.endswith(suffix) or name.endswith(PARTIAL):
@@ -117,14 +117,14 @@ class ObjectStore:
         self._run(name, lambda fs: fs.pipe_file(self._path(name), content))
 
     def create(self, name: str, content: bytes) -> bool:
-        token = secrets.token_hex(8)
-        mark = self._service.mark(token)
+        writer_id = secrets.token_hex(8)
+        options = self._service.writer_options(writer_id)
         try:
             self._run(
-                name, lambda fs: fs.pipe_file(self._path(name), content, mode="create", **mark)
+                name, lambda fs: fs.pipe_file(self._path(name), content, mode="create", **options)
             )
         except FileExistsError:
-            return self._is_written_by(token, name)
+            return self._is_written_by(writer_id, name)
         return True
 
     @contextmanager
@@ -133,20 +133,20 @@ class ObjectStore:
             yield partial
 
     def publish(self, partial: Path, name: str) -> None:
-        token = secrets.token_hex(8)
+        writer_id = secrets.token_hex(8)
         try:
-            self._put_file(partial, name, mode="create", **self._service.mark(token))
+            self._put_file(partial, name, mode="create", **self._service.writer_options(writer_id))
         except FileExistsError:
             # The hash in the name shows that this is the content, unless it is damaged.
-            if not self._is_written_by(token, name) and not self._is_copy(partial, name):
+            if not self._is_written_by(writer_id, name) and not self._is_copy(partial, name):
                 self._put_file(partial, name, mode="overwrite")
 
     def now(self) -> float:
-        return self._run("", lambda fs: self._service.now(fs, self._base))
+        return self._run("", lambda fs: self._service.now(fs, self._bucket_path))
 
     def partials(self) -> dict[str, FileInfo]:
         by_name: dict[str, list[FileInfo]] = defaultdict(list)
-        for upload in self._run("", lambda fs: self._service.unfinished(fs, self._base)):
+        for upload in self._unfinished_uploads():
             by_name[upload.name].append(upload.info)
         return {
             name: FileInfo(sum(info.bytes for info in infos), max(info.modified for info in infos))
@@ -155,7 +155,7 @@ class ObjectStore:
 
     def sweep(self, *, before: float) -> int:
         count = _sweep_staged()
-        for upload in self._run("", lambda fs: self._service.unfinished(fs, self._base)):
+        for upload in self._unfinished_uploads():
             if upload.info.modified < before:
                 self._abort(upload)
                 count += 1
@@ -184,17 +184,19 @@ class ObjectStore:
         arguments |= {"chunksize": part_bytes, "max_concurrency": PARTS_AT_A_TIME}
         self._run(name, lambda fs: fs.put_file(str(partial), self._path(name), **arguments))
 
-    def _abort(self, upload: Upload) -> None:
-        self._run(upload.name, lambda fs: self._service.abort(fs, self._base, upload))
+    def _unfinished_uploads(self) -> list[Upload]:
+        return self._run("", lambda fs: self._service.unfinished_uploads(fs, self._bucket_path))
 
-    def _is_written_by(self, token: str, name: str) -> bool:
+    def _abort(self, upload: Upload) -> None:
+        self._run(upload.name, lambda fs: self._service.abort(fs, self._bucket_path, upload))
+
+    def _is_written_by(self, writer_id: str, name: str) -> bool:
         """Whether an earlier attempt of this call wrote the object, and its answer was lost."""
         try:
-            return (
-                self._run(name, lambda fs: self._service.written_by(fs, self._path(name))) == token
-            )
+            stored = self._run(name, lambda fs: self._service.writer_id_of(fs, self._path(name)))
         except FileNotFoundError:
             return False
+        return stored == writer_id
 
     def _is_copy(self, partial: Path, name: str) -> bool:
         if self.info(name).bytes != partial.stat().st_size:
@@ -206,7 +208,7 @@ class ObjectStore:
             )
 
     def _file_info(self, info: Info) -> FileInfo:
-        return FileInfo(info["size"], self._service.modified(info))
+        return FileInfo(info["size"], self._service.modified_time(info))
 
 
 class Connection:
@@ -219,7 +221,7 @@ class Connection:
     """
 
     def __init__(self, location: StoreLocation, policy: RetryPolicy) -> None:
-        self.url, self.base = location.url, location.base
+        self.url, self.bucket_path = location.url, location.base
         self.service = service_of(location.protocol, location.url)
         self._policy = policy
         # By process, because connections and fsspec's loop do not survive a fork. A child keeps
@@ -233,14 +235,14 @@ class Connection:
             return retrying(
                 lambda: operation(self._file_system()),
                 what=where,
-                is_transient=self.service.is_transient,
+                transient_reason=self.service.transient_reason,
                 policy=self._policy,
             )
         except Exception as error:
             raise self.service.translate_error(error, self.url, where) from None
 
     def path(self, name: str) -> str:
-        return f"{self.base}/{name}" if name else self.base
+        return f"{self.bucket_path}/{name}" if name else self.bucket_path
 
     def _file_system(self) -> AbstractFileSystem:
         pid = os.getpid()

@@ -11,10 +11,10 @@ from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
 
 from semix.data.errors import InputError
-from semix.data.store.location import FileInfo, shown
+from semix.data.store.location import FileInfo, printable_url
 from semix.data.store.services import Info, RetryPolicy, Upload
 
-SHARED = True
+SHARED = True  # several machines can write to one store
 PARALLEL = 32  # connections; additional threads would wait for one
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; and all 5xx but 501.
@@ -80,7 +80,7 @@ def connect(policy: RetryPolicy) -> AbstractFileSystem:
     return fs
 
 
-def is_transient(error: Exception) -> str | None:
+def transient_reason(error: Exception) -> str | None:
     code, status = _answer(error)
     if code:
         return f"{code} ({status})" if status in RETRY_STATUS or code in RETRY_CODES else None
@@ -111,31 +111,31 @@ def translate_error(error: Exception, url: str, where: str) -> Exception:
     if code:
         return OSError(errno.EIO, f"{code} ({status})", where)
     if isinstance(error, (*RETRY_FAULTS, boto.BotoCoreError)):
-        return ConnectionError(errno.EIO, f"no answer: {type(error).__name__}", where)
+        return ConnectionError(errno.EIO, f"transfer failed: {type(error).__name__}", where)
     return error
 
 
-def modified(info: Info) -> float:
+def modified_time(info: Info) -> float:
     return info["LastModified"].timestamp()
 
 
-def mark(token: str) -> dict[str, object]:
-    return {"Metadata": {"writer": token}}
+def writer_options(writer_id: str) -> dict[str, object]:
+    return {"Metadata": {"writer": writer_id}}
 
 
-def written_by(fs: AbstractFileSystem, path: str) -> str | None:
+def writer_id_of(fs: AbstractFileSystem, path: str) -> str | None:
     return fs.metadata(path).get("writer")
 
 
-def now(fs: AbstractFileSystem, base: str) -> float:
-    bucket, _, prefix = base.partition("/")
+def now(fs: AbstractFileSystem, bucket_path: str) -> float:
+    bucket, _, prefix = bucket_path.partition("/")
     answer = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
     date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
     return parsedate_to_datetime(date).timestamp()
 
 
-def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
-    bucket, _, prefix = base.partition("/")
+def unfinished_uploads(fs: AbstractFileSystem, bucket_path: str) -> list[Upload]:
+    bucket, _, prefix = bucket_path.partition("/")
     start = f"{prefix}/" if prefix else ""
     uploads: list[Upload] = []
     marker: dict[str, str] = {}
@@ -151,15 +151,15 @@ def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
         marker = {name: page[f"Next{name}"] for name in markers if page.get(f"Next{name}")}
 
 
-def abort(fs: AbstractFileSystem, base: str, upload: Upload) -> None:
-    bucket, _, prefix = base.partition("/")
+def abort(fs: AbstractFileSystem, bucket_path: str, upload: Upload) -> None:
+    bucket, _, prefix = bucket_path.partition("/")
     key = f"{prefix}/{upload.name}" if prefix else upload.name
     with suppress(FileNotFoundError):  # completed or aborted a moment ago
         fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload.id)
 
 
 def address() -> str:
-    return shown(
+    return printable_url(
         os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
     )
 

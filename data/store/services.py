@@ -44,7 +44,7 @@ QUICK_RETRIES = RetryPolicy(seconds=4.0, attempts=1, connect_s=3.0, answer_s=6.0
 
 @dataclass(frozen=True)
 class Upload:
-    """A multipart upload that was begun and not completed; its key is base/name."""
+    """A multipart upload that was begun and not completed; its key is bucket_path/name."""
 
     name: str
     id: str
@@ -52,35 +52,44 @@ class Upload:
 
 
 class Service(Protocol):
-    """A module for one service; `fs` is the result of `connect`, `base` is bucket/prefix."""
+    """A module for one service; `fs` is the result of `connect`, `bucket_path` is bucket/prefix."""
 
-    SHARED: bool
+    SHARED: bool  # whether several machines can write to one store
 
     def connect(self, policy: RetryPolicy) -> AbstractFileSystem: ...
 
-    def is_transient(self, error: Exception) -> str | None:
-        """The name of the fault if another attempt may succeed, else None."""
+    def transient_reason(self, error: Exception) -> str | None:
+        """Short description of the fault if a retry may help, else None."""
         ...
 
     def translate_error(self, error: Exception, url: str, where: str) -> Exception:
-        """The error to raise instead: of a built-in type, and without secrets in its message."""
+        """The error to raise instead: of a built-in type, and without secrets in its message.
+
+        Args:
+            url: of the store, for an InputError.
+            where: URL of the file, or of the store, for the other errors.
+        """
         ...
 
-    def modified(self, info: Info) -> float: ...
-
-    def mark(self, token: str) -> dict[str, object]:
-        """Arguments of a write that store a token with the object."""
+    def modified_time(self, info: Info) -> float:
+        """Time of the last write, UNIX seconds by the service's clock."""
         ...
 
-    def written_by(self, fs: AbstractFileSystem, path: str) -> str | None:
-        """The token that was stored with the object."""
+    def writer_options(self, writer_id: str) -> dict[str, object]:
+        """Arguments of a write that store an id of this write's caller with the object."""
         ...
 
-    def now(self, fs: AbstractFileSystem, base: str) -> float: ...
+    def writer_id_of(self, fs: AbstractFileSystem, path: str) -> str | None:
+        """The id that the object's writer stored with it; None without one."""
+        ...
 
-    def unfinished(self, fs: AbstractFileSystem, base: str) -> list[Upload]: ...
+    def now(self, fs: AbstractFileSystem, bucket_path: str) -> float:
+        """The service's clock, from the Date header of any answer; UNIX seconds."""
+        ...
 
-    def abort(self, fs: AbstractFileSystem, base: str, upload: Upload) -> None: ...
+    def unfinished_uploads(self, fs: AbstractFileSystem, bucket_path: str) -> list[Upload]: ...
+
+    def abort(self, fs: AbstractFileSystem, bucket_path: str, upload: Upload) -> None: ...
 
     def address(self) -> str:
         """The server's address, for messages."""
@@ -95,29 +104,29 @@ class InMemoryService:
     def connect(self, policy: RetryPolicy) -> AbstractFileSystem:
         return MemoryFileSystem()
 
-    def is_transient(self, error: Exception) -> str | None:
+    def transient_reason(self, error: Exception) -> str | None:
         return None
 
     def translate_error(self, error: Exception, url: str, where: str) -> Exception:
         return error
 
-    def modified(self, info: Info) -> float:
+    def modified_time(self, info: Info) -> float:
         created = info["created"]
         return created if isinstance(created, float) else created.timestamp()
 
-    def mark(self, token: str) -> dict[str, object]:
+    def writer_options(self, writer_id: str) -> dict[str, object]:
         return {}
 
-    def written_by(self, fs: AbstractFileSystem, path: str) -> str | None:
+    def writer_id_of(self, fs: AbstractFileSystem, path: str) -> str | None:
         return None
 
-    def now(self, fs: AbstractFileSystem, base: str) -> float:
+    def now(self, fs: AbstractFileSystem, bucket_path: str) -> float:
         return time.time()
 
-    def unfinished(self, fs: AbstractFileSystem, base: str) -> list[Upload]:
+    def unfinished_uploads(self, fs: AbstractFileSystem, bucket_path: str) -> list[Upload]:
         return []
 
-    def abort(self, fs: AbstractFileSystem, base: str, upload: Upload) -> None:
+    def abort(self, fs: AbstractFileSystem, bucket_path: str, upload: Upload) -> None:
         raise AssertionError("nothing is ever unfinished here")
 
     def address(self) -> str:
@@ -128,21 +137,21 @@ def retrying(
     operation: Callable[[], T],
     *,
     what: str,
-    is_transient: Callable[[Exception], str | None],
+    transient_reason: Callable[[Exception], str | None],
     policy: RetryPolicy,
 ) -> T:
     """The result of the operation, which is retried while the policy allows.
 
     Args:
         what: name of the operation in the log.
-        is_transient: returns the name of a fault if another attempt may succeed, else None.
+        transient_reason: returns a short description of a fault if a retry may help, else None.
     """
     started, pause = time.monotonic(), FIRST_PAUSE_S
     while True:
         try:
             return operation()
         except Exception as error:
-            fault = is_transient(error)
+            fault = transient_reason(error)
             # The pause is partly random, so that many workers do not return at the same time.
             wait = pause * _random.uniform(0.5, 1.5)
             if fault is None or time.monotonic() + wait > started + policy.seconds:

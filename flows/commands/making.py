@@ -114,7 +114,7 @@ def build(
 
 def resume(
     url: p.Root,
-    overrides: p.PlaceOverrides = [],  # noqa: B006
+    overrides: p.PathOverrides = [],  # noqa: B006
     slots: p.Slots = 0,
     skip_failed: p.SkipFailed = "",
     retry_failed: p.RetryFailed = False,

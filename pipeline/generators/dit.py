@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from semix.data.errors import InputError
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
-from semix.pipeline.generators.guidance import TwoRows
+from semix.pipeline.generators.guidance import GuidedDenoiser
 from semix.pipeline.generators.loading import load_pipeline, native_shape
 from semix.pipeline.model_paths import local_path
 
 NAMES = "generator.names"
 
 
-class DiT(TwoRows):
+class DiT(GuidedDenoiser):
     """The denoiser of a DiTPipeline; see `Denoiser`.
 
     A condition is a row of weights over the model's labels, so that mixing two classes mixes their

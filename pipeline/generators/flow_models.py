@@ -13,7 +13,7 @@ from torch import Tensor
 from semix.data.errors import InputError
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
-from semix.pipeline.generators.guidance import TwoRows
+from semix.pipeline.generators.guidance import GuidedDenoiser
 from semix.pipeline.generators.loading import load_pipeline, native_shape
 from semix.pipeline.generators.prompt_encoder import ENCODERS, PromptEncoder
 from semix.pipeline.generators.schedulers import FlowEuler
@@ -87,7 +87,7 @@ class FlowModel:
         return channels, size // pixels, size // pixels
 
 
-class StableDiffusion3(TwoRows, FlowModel):
+class StableDiffusion3(GuidedDenoiser, FlowModel):
     """Stable Diffusion 3 and 3.5: the denoiser of a StableDiffusion3Pipeline; see `FlowModel`.
 
     A model that was saved without T5 gets zeros in its place, as in diffusers.

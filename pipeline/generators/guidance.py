@@ -5,8 +5,10 @@ from torch import Tensor
 from semix.pipeline.conditioning import Conditioning, concatenate
 
 
-class TwoRows:
-    """A denoiser that runs with and without the condition.
+class GuidedDenoiser:
+    """A denoiser with classifier-free guidance.
+
+    Each image takes one unconditional and one conditional row of the batch.
 
     Attributes:
         unconditional: one row, the same for every class.
@@ -21,7 +23,7 @@ class TwoRows:
     def guided(
         self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
     ) -> Tensor:
-        """`guided_sum`, float32; for w at most 1 the conditional prediction alone.
+        """The guided prediction, float32; if guidance_scale <= 1, the conditional prediction alone.
 
         Source: Ho and Salimans 2022, arXiv 2207.12598.
         """

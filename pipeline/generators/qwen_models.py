@@ -10,11 +10,11 @@ from torch import Tensor
 
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.generators.flow_models import NATIVE, PATCH, FlowModel, shift
-from semix.pipeline.generators.guidance import TwoRows, guided_sum
+from semix.pipeline.generators.guidance import GuidedDenoiser, guided_sum
 from semix.pipeline.generators.loading import META
 
 
-class Flux2(TwoRows, FlowModel):
+class Flux2(GuidedDenoiser, FlowModel):
     """FLUX.2 klein, base and distilled: the denoiser of a Flux2KleinPipeline; see `FlowModel`.
 
     Each of its latents is a square of four latents of the VAE.

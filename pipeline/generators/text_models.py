@@ -7,12 +7,12 @@ from torch import Tensor
 
 from semix.pipeline.conditioning import Conditioning, concatenate, template_mean
 from semix.pipeline.config import GeneratorConfig
-from semix.pipeline.generators.guidance import TwoRows
+from semix.pipeline.generators.guidance import GuidedDenoiser
 from semix.pipeline.generators.loading import load_pipeline, native_shape
 from semix.pipeline.prompts import checked_prompts
 
 
-class StableDiffusion(TwoRows):
+class StableDiffusion(GuidedDenoiser):
     """Stable Diffusion 1.x and 2.x, and SD-Turbo: the denoiser of a StableDiffusionPipeline; see
     `Denoiser`.
 
@@ -53,7 +53,7 @@ class StableDiffusion(TwoRows):
         return concatenate(Conditioning(tokens.float()) for tokens in encoded)
 
 
-class StableDiffusionXL(TwoRows):
+class StableDiffusionXL(GuidedDenoiser):
     """SDXL and SDXL-Turbo: the denoiser of a StableDiffusionXLPipeline; see `Denoiser`.
 
     The U-Net also takes the size and crop of its training images. They are fixed: the native

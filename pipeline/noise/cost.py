@@ -9,14 +9,16 @@ from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.plan import BuildPlan
 
 # Fraction of the steps in the first rung of halving, which scores at one point only. Measured on
-# the digits' small model over 45 pairs, T = 10 and three points: 0.48 of the rows, rank correlation
-# 0.95 with the full score, 0.07 standard deviations of it lost with 4 candidates and less with
-# more; `benchmarks/noise_search.py` repeats it on other noises. A quarter of the steps at all
-# points takes 0.55 of the rows, correlates 0.68 and loses 0.15 with 8 candidates.
+# the digits' small model over 45 pairs, with T = 10 and three points: with 4 candidates, scoring
+# this way costs 0.48 of the rows of full scoring and ranks candidates almost the same (rank
+# correlation 0.95). The noise it picks scores 0.07 standard deviations worse on the full score, and
+# less with more candidates. With a quarter of the steps at all points, it costs 0.55 of the rows,
+# the rank correlation is 0.68, and with 8 candidates the noise it picks scores 0.15 standard
+# deviations worse. `benchmarks/noise_search.py` repeats the measurement on other noises.
 FIRST_STEPS = 0.7
-# Forward passes that a gradient step through a checkpointed network costs: two forwards, and a
-# backward that costs one, since the weights need no gradients.
-GRADIENT = 3
+# In forward passes: a gradient step through a checkpointed network takes two forward passes, and a
+# backward pass that costs as much as one, because the weights need no gradients.
+GRADIENT_STEP_COST = 3
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Rung:
     """One round of scoring the remaining candidates of each group.
 
     Attributes:
-        point: the one point of the series at which they are scored; None scores at all points.
+        point: the only point at which they are scored, a position in the series; None: all points.
     """
 
     candidates: int
@@ -38,25 +40,25 @@ class NoiseCost:
 
     Attributes:
         rows: for noise selection; a row with its gradient counts as three.
-        production_rows: for the images.
+        generation_rows: for generating the images.
     """
 
     rows: int
-    production_rows: int
+    generation_rows: int
 
     @property
     def ratio(self) -> float:
         """Cost of noise selection as a multiple of the cost of generating."""
-        return self.rows / self.production_rows
+        return self.rows / self.generation_rows
 
 
 def noise_cost(config: BuildConfig, *, groups: int) -> NoiseCost:
     """The cost for a number of groups: exact for full batches, 0 rows for random noise."""
-    production = groups * network_rows(config.generator, config.mixing.images)
+    generation = groups * network_rows(config.generator, config.mixing.images)
     if config.noise.strategy == "random":
-        return NoiseCost(0, production)
+        return NoiseCost(0, generation)
     selection = math.ceil(selection_rows(config) * groups / selections_at_once(config))
-    return NoiseCost(selection + groups * optimisation_rows(config), production)
+    return NoiseCost(selection + groups * optimisation_rows(config), generation)
 
 
 def check_noise_cost(plan: BuildPlan) -> None:
@@ -67,18 +69,21 @@ def check_noise_cost(plan: BuildPlan) -> None:
     field = "candidates" if noise.strategy == "select" else "iterations"
     remedy = (
         f"selecting noise would cost {cost.ratio:.3g} times what generating costs ({cost.rows:,} "
-        f"network rows against {cost.production_rows:,}), above noise.max_cost = "
+        f"network rows against {cost.generation_rows:,}), above noise.max_cost = "
         f"{noise.max_cost:g}; take fewer {field}, noise.halving: true, or raise noise.max_cost"
     )
     raise InputError(f"noise.{field}", getattr(noise, field), remedy)
 
 
 def rungs(config: BuildConfig) -> list[Rung]:
-    """The rounds of scoring: one with all candidates in full; or with halving, where that costs
-    less, one with fewer steps at one point, then one with a quarter of the candidates in full."""
+    """The rounds of scoring: one full round over all candidates.
+
+    With `noise.halving`, if it is cheaper: a short round over all candidates (fewer steps, one
+    point), then a full round over the best quarter.
+    """
     noise, steps = config.noise, scoring_steps(config)
     if noise.strategy == "optimise" and noise.candidates == 1:
-        return []  # the optimisation scores its start
+        return []  # nothing to select: the only candidate is optimised
     full = Rung(noise.candidates, steps)
     halving = Rung(noise.candidates, math.ceil(FIRST_STEPS * steps), _middle_point(config))
     final = Rung(math.ceil(noise.candidates / 4), steps)
@@ -95,25 +100,25 @@ def scoring_steps(config: BuildConfig) -> int:
 def selection_rows(config: BuildConfig) -> int:
     """Denoiser rows of `selections_at_once` selections, with padding.
 
-    Without padding K A 2T per selection, for K candidates under A conditions; twice that if the
-    score is guided.
+    Without padding a selection takes 2 K A T rows: K candidates, A points, T steps of sampling and
+    T of inversion; twice that with guidance.
     """
     total = 0
     for rung in rungs(config):
         points = _points(config) if rung.point is None else 1
         rows = selections_at_once(config) * rung.candidates * points
-        size = rows_per_forward(rows, max_rows=production_batch(config))
+        size = rows_per_forward(rows, max_rows=generation_batch(config))
         total += math.ceil(rows / size) * size * 2 * rung.steps
     return total * _rows_per_prediction(config)
 
 
 def optimisation_rows(config: BuildConfig) -> int:
-    """Row equivalents of optimising one noise: its gradient steps and a last scoring."""
+    """Cost of optimising one noise, in denoiser rows: its gradient steps and a final score."""
     noise = config.noise
     if noise.strategy != "optimise":
         return 0
     rows = _points(config) * 2 * scoring_steps(config) * _rows_per_prediction(config)
-    return rows * ((1 if noise.detach_target else GRADIENT) * noise.iterations + 1)
+    return rows * ((1 if noise.detach_target else GRADIENT_STEP_COST) * noise.iterations + 1)
 
 
 def selections_at_once(config: BuildConfig) -> int:
@@ -121,23 +126,29 @@ def selections_at_once(config: BuildConfig) -> int:
     return config.shards.groups_per_batch if config.noise.strategy == "select" else 1
 
 
-def production_batch(config: BuildConfig) -> int:
+def generation_batch(config: BuildConfig) -> int:
     """Images in one forward batch, which is known to fit the device."""
     return config.shards.groups_per_batch * config.mixing.images
 
 
 def rows_per_forward(rows: int, *, max_rows: int) -> int:
-    """The common size of all forward batches over `rows`: at most `most`, with least padding."""
+    """Common size of all forward batches over `rows` rows.
+
+    At most `max_rows`, with as little padding as possible.
+    """
     return math.ceil(rows / math.ceil(rows / max_rows))
 
 
 def _points(config: BuildConfig) -> int:
-    """Number of conditions per noise: the alphas, or k pure classes and their mean."""
+    """Number of points at which a noise is scored: the alphas, or k classes and their mean."""
     return len(config.noise.alphas) if config.mixing.classes == 2 else config.mixing.classes + 1
 
 
 def _middle_point(config: BuildConfig) -> int:
-    """Index of the point nearest to the middle; for a simplex the centroid, which is last."""
+    """Index of the point nearest to the middle of the series.
+
+    With more than two classes: the mean of all of them, which is the last point.
+    """
     if config.mixing.classes > 2:
         return config.mixing.classes
     alphas = config.noise.alphas

@@ -14,7 +14,7 @@ from semix.data.fingerprint import hashed_seed
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
 from semix.pipeline.config import FLOW_FAMILIES, BuildConfig
 from semix.pipeline.generators.schedulers import inversion_pair
-from semix.pipeline.noise.cost import production_batch, rungs, scoring_steps
+from semix.pipeline.noise.cost import generation_batch, rungs, scoring_steps
 from semix.pipeline.noise.search import (
     NoiseSelection,
     Scorer,
@@ -84,7 +84,7 @@ def noise_source(
         generator.predict,
         inversion_pair(generator.denoiser.scheduler),
         guidance_scale=config.noise.guidance_scale,
-        max_rows=production_batch(config),
+        max_rows=generation_batch(config),
         heartbeat=heartbeat,
     )
     if config.generator.family in FLOW_FAMILIES:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from semix.calib.batches import Batches
 from semix.calib.checkpoint import MidEpochState
 from semix.calib.config import AugmentConfig
-from semix.calib.losses.fedlas import FeDLaSHealth
+from semix.calib.losses.fedlas import FeDLaSDiagnostics
 from semix.calib.real_images import InMemoryImages
 from semix.calib.run_folder import claim_run
 from semix.calib.train import train_run
@@ -128,7 +128,7 @@ def test_sums_of_an_epoch_are_counted_once_and_statistics_are_averaged():
 
     mid_epoch = MidEpochState(3, [process_state(1.0), process_state(3.0)])
     for index, count in ((0, 4), (1, 4), (3, 4), (0, 1)):
-        modules = {"network": torch.nn.BatchNorm1d(2), "loss": FeDLaSHealth()}
+        modules = {"network": torch.nn.BatchNorm1d(2), "loss": FeDLaSDiagnostics()}
         accelerator = SimpleNamespace(process_index=index, num_processes=count)
         torch.manual_seed(77)
         restored = mid_epoch.restore(

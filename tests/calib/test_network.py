@@ -206,7 +206,7 @@ def test_it_runs_once_until_the_network_has_changed(make_stage):
     first = stage.split_outputs.outputs("validation")
     assert stage.split_outputs.outputs("validation") is first
     assert len(passes) == 1
-    stage.split_outputs.forget()
+    stage.split_outputs.clear_cache()
     stage.split_outputs.outputs("validation")
     assert len(passes) == 2
 

@@ -43,7 +43,7 @@ def test_a_run_lists_every_shard_that_it_relied_on(unbroken):
     assert lineage["models"].keys() == root.plan.models.keys()
 
 
-def test_health_of_the_loss_is_in_the_history(unbroken):
+def test_diagnostics_of_the_loss_are_in_the_history(unbroken):
     base = [line for line in history(unbroken) if line["stage"] == "base"]
     head = [line for line in history(unbroken) if line["stage"] == "head"]
     assert len(base) == len(head) == 4

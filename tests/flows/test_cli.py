@@ -116,7 +116,7 @@ def test_a_model_that_was_moved_is_named_with_where_to_say_so(hasty_config, tmp_
     assert (status, out) == (2, "")
     assert err == (
         f"error: generator.model = {moved}: there is no such folder; if it was moved: "
-        f"semix resume {root.url} --set generator.model=PLACE\n"
+        f"semix resume {root.url} --set generator.model=PATH\n"
     )
     status, _, err = semix("resume", root.url, "--set", "mixing.seed=1")
     assert status == 2 and "only where things lie may change" in err

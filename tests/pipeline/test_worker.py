@@ -25,10 +25,10 @@ from semix.pipeline.shard import make_batch
 from semix.pipeline.shard_job import Publish
 from semix.pipeline.worker import (
     DeviceError,
-    FailsAlways,
     LeaseBackoff,
     PendingShards,
     ShardOrder,
+    TooManyFailures,
     Worker,
     _is_transient,
     _parse,
@@ -168,12 +168,12 @@ def test_what_one_other_failed_at_is_tried_again_and_what_several_failed_at_is_n
         work.record_failure(failure(shard))
     assert pending.refresh()
     assert list(pending) == [1, 0]
-    assert pending.failed == {2}
+    assert pending.given_up == {2}
     pending.give_up(1)
     work.record_failure(failure(1))
     assert pending.refresh()
     assert list(pending) == [0]
-    assert pending.failed == {1, 2}
+    assert pending.given_up == {1, 2}
 
 
 def disk_full(count: int) -> dict[int, Exception]:
@@ -184,7 +184,7 @@ def test_where_shard_after_shard_fails_a_new_process_is_asked_for(tmp_path):
     for tried in ([0, 1, 2], [3, 4, 5]):
         work = Numbers(tmp_path, count=7, errors=disk_full(7))
         with pytest.raises(
-            FailsAlways, match=r"^3 shards in a row failed, the last one by disk full at "
+            TooManyFailures, match=r"^3 shards in a row failed, the last one by disk full at "
         ):
             run(work)
         assert work.tried == tried
@@ -211,7 +211,7 @@ def test_where_shard_after_shard_cannot_be_published_a_new_process_is_asked_for(
     late = {shard: OSError(28, "No space left on device") for shard in range(3)}
     work = Numbers(tmp_path, count=9, late=late)
     with pytest.raises(
-        FailsAlways, match=r"^3 shards in a row failed, the last one by disk full at "
+        TooManyFailures, match=r"^3 shards in a row failed, the last one by disk full at "
     ):
         run(work)
     assert work.tried == [0, 1, 2, 3]
@@ -256,7 +256,7 @@ def test_what_a_sick_worker_failed_at_a_healthy_one_makes(tmp_path):
 
     def make_while_another_fails(shard: int, *, heartbeat) -> Publish:
         while not healthy.tried and len(sick.tried) < 12:  # its slot gives up after four processes
-            with pytest.raises(FailsAlways):
+            with pytest.raises(TooManyFailures):
                 run(sick, slot=1, slots=2)
         return make(shard, heartbeat=heartbeat)
 

@@ -224,7 +224,7 @@ def test_neither_eval_nor_smoothing_of_updates_anything(name: str):
     loss.smoothing_of(logits, features)
     loss.eval()(logits, targets, features=features)
     torch.testing.assert_close(dict(loss.state_dict()), before, rtol=0, atol=0)
-    assert loss.pop_health()["smoothing"] is None
+    assert loss.pop_diagnostics()["smoothing"] is None
 
 
 @BOTH
@@ -236,7 +236,7 @@ def test_gate_keeps_two_hidden_units_at_least(name: str, classes: int):
 
 
 @BOTH
-def test_health_by_hand(name: str):
+def test_diagnostics_by_hand(name: str):
     loss = fedlas(2, name, beta=0.5, momentum=1e-6, **{STRENGTH[name]: 0.05})
     loss.norm_std.fill_(1.999)
     lean_to(loss, 1)
@@ -244,8 +244,8 @@ def test_health_by_hand(name: str):
     features = torch.tensor([[24.0], [16.0], [16.0]])  # z-scores 2, -2, -2
     loss(logits, torch.tensor([0, 0, 1]), features=features)
     high, low = (0.1 * torch.tensor([1.0, -1.0]).sigmoid()).tolist()
-    health = loss.pop_health()
-    assert health == pytest.approx(
+    diagnostics = loss.pop_diagnostics()
+    assert diagnostics == pytest.approx(
         {
             "gate_positive": 1,
             "smoothing_raised": 1 / 3,
@@ -257,9 +257,9 @@ def test_health_by_hand(name: str):
     )
     lean_to(loss, 0)  # the sums start anew
     loss(logits[:2], torch.tensor([0, 0]), features=features[:2])
-    health = loss.pop_health()
-    assert (health["gate_positive"], health["smoothing_raised"]) == (0, 0.5)
-    assert health["smoothing_wrong"] is None
+    diagnostics = loss.pop_diagnostics()
+    assert (diagnostics["gate_positive"], diagnostics["smoothing_raised"]) == (0, 0.5)
+    assert diagnostics["smoothing_wrong"] is None
 
 
 @BOTH

@@ -226,9 +226,9 @@ def test_certain_samples_have_a_finite_gradient(gamma: float):
     assert torch.autograd.grad(value, logits)[0].isfinite().all()
 
 
-def test_health_is_the_range_of_gammas():
+def test_diagnostics_are_the_range_of_gammas():
     loss = set_gammas(ada_focal(bins=3), 1.0, -0.5, 2.0)
-    assert loss.pop_health() == {"gamma_least": -0.5, "gamma_greatest": 2.0}
+    assert loss.pop_diagnostics() == {"gamma_least": -0.5, "gamma_greatest": 2.0}
 
 
 def test_no_validation_images_are_named():

@@ -125,9 +125,9 @@ def test_extreme_logits_stay_finite(name: str, params: dict, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("name", POINTWISE)
-def test_losses_without_state_report_no_health(name: str):
+def test_losses_without_state_report_no_diagnostics(name: str):
     loss = build_loss(name, 10)
-    assert loss.pop_health() == {}
+    assert loss.pop_diagnostics() == {}
     assert loss.state_dict() == {}
 
 

@@ -84,11 +84,11 @@ def test_an_open_file_never_ends_short(store, faulty_s3, monkeypatch):
     store.put("shard.tar", CONTENT)
     with store.open("shard.tar") as file:
         faulty_s3.fail(cut_answers=1.0, methods=["GET"])
-        with pytest.raises(OSError, match="no answer: ClientPayloadError"):
+        with pytest.raises(OSError, match="transfer failed: ClientPayloadError"):
             file.read()
         faulty_s3.heal()
         store.put("shard.tar", CONTENT[:1000])  # another one, shorter than was told
-        with pytest.raises(OSError, match="no answer: ConnectionError"):
+        with pytest.raises(OSError, match="transfer failed: ConnectionError"):
             file.read()
 
 
@@ -102,7 +102,7 @@ def test_a_silent_server_is_not_waited_for_without_end(store, faulty_s3, monkeyp
     faulty_s3.fail(stalled=1.0, max_faults=1)
     assert store.get("a") == b"1"
     faulty_s3.fail(stalled=1.0)
-    with pytest.raises(ConnectionError, match=r"no answer: ReadTimeoutError.*/root/a"):
+    with pytest.raises(ConnectionError, match=r"transfer failed: ReadTimeoutError.*/root/a"):
         store.get("a")
 
 
@@ -176,7 +176,7 @@ def test_an_address_without_a_server_is_named_soon(bucket, monkeypatch, user):
     with pytest.raises(InputError) as caught:
         Store(f"{bucket}/root").check_writable()
     assert time.monotonic() - started < 30  # far from two minutes, on any machine
-    assert "cannot be used at http://127.0.0.1:9 (no answer: " in str(caught.value)
+    assert "cannot be used at http://127.0.0.1:9 (transfer failed: " in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
@@ -224,13 +224,17 @@ def test_pauses_grow_and_end(monkeypatch):
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        retrying(fail, what="a", is_transient=lambda error: "slow", policy=services.DEFAULT_RETRIES)
+        retrying(
+            fail, what="a", transient_reason=lambda error: "slow", policy=services.DEFAULT_RETRIES
+        )
     # The last pause is the one that would have ended too late: at most 24 s are left over.
     assert 96 < sum(slept) <= 120
     assert 0.1 <= slept[0] <= 0.3 and max(slept) <= 24
     assert slept[3] > slept[0] and slept[6] > slept[3]
     with pytest.raises(TimeoutError):
-        retrying(fail, what="a", is_transient=lambda error: None, policy=services.DEFAULT_RETRIES)
+        retrying(
+            fail, what="a", transient_reason=lambda error: None, policy=services.DEFAULT_RETRIES
+        )
 
 
 def test_the_bytes_are_those_that_another_client_sees(bucket):

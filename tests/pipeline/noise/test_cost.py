@@ -63,7 +63,7 @@ def test_the_ratio_to_the_cost_of_generating(overrides, ratio):
 
 def test_rows_of_full_batches_are_exact():
     cost = noise_cost(build_config(), groups=180)
-    assert (cost.rows, cost.production_rows) == (180 * 8 * 60, 180 * 320)
+    assert (cost.rows, cost.generation_rows) == (180 * 8 * 60, 180 * 320)
 
 
 def test_without_padding_a_candidate_costs_two_passes_a_point():

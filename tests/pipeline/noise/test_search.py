@@ -13,7 +13,7 @@ from semix.pipeline.generators.schedulers import ddim_pair
 from semix.pipeline.noise import initial_noise, inversion_stability, select_noise
 from semix.pipeline.noise.cost import (
     Rung,
-    production_batch,
+    generation_batch,
     rungs,
     selection_rows,
     selections_at_once,
@@ -342,7 +342,7 @@ def test_the_rows_are_those_that_were_counted_beforehand(
 
     scorer = scorer_of(
         generator,
-        max_rows=production_batch(config),
+        max_rows=generation_batch(config),
         guidance_scale=noise.guidance_scale,
         predict=predict,
     )
@@ -357,7 +357,7 @@ def test_the_rows_are_those_that_were_counted_beforehand(
         )
     assert sum(rows) == selection_rows(config)
     assert len(sizes) <= len(rungs(config))  # one size per rung: short batches are padded
-    assert max(sizes) <= production_batch(config)
+    assert max(sizes) <= generation_batch(config)
 
 
 def test_one_candidate_is_taken_as_it_is(generator, embeddings):
