@@ -1,10 +1,8 @@
 """MixedDataset: the committed series of one pinned index, for a DataLoader and for CSM's draws."""
 
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,14 +13,13 @@ from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
 from semix.data.fingerprint import fingerprint
 from semix.data.formats import SeriesLabels, SeriesRecord
-from semix.data.labels import SoftLabels, by_ratio, joined, sharpened, sparse_arrays
+from semix.data.labels import SoftLabels, by_ratio, sharpened
+from semix.data.loaded_series import LoadedSeries, load_series
 from semix.data.machine import cores
 from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
-from semix.data.series_filter import SeriesFilter
-from semix.data.shard_files import CACHE_LIMIT, ShardCache, ShardContents, ShardFiles
+from semix.data.shard_files import CACHE_LIMIT, ShardCache, ShardFiles
 from semix.data.stored_images import StoredImages, images_at, open_images
-from semix.data.threads import mapped
 
 MEMORY_LIMIT = 8 * 2**30  # bytes of decoded images
 MAX_THREADS = 16
@@ -96,7 +93,7 @@ class MixedDataset(Dataset[Sample]):
         shard_cache = None if source.store.local else ShardCache(cache, limit=cache_limit)
         files = ShardFiles(source.store, source.shards, cache=shard_cache)
         threads = threads or min(cores(), MAX_THREADS)
-        loaded = _load_series(source, files, exclude or Exclusion(), threads=threads)
+        loaded = load_series(source, files, exclude or Exclusion(), threads=threads)
         self._files, self._shards = files, loaded.shards
         self._set_attributes(loaded)
         self.soft_labels = loaded.labels
@@ -116,13 +113,16 @@ class MixedDataset(Dataset[Sample]):
             stored_images.in_memory() if self.in_memory else stored_images
         )
 
-    def _set_attributes(self, loaded: "_LoadedSeries") -> None:
-        facts = loaded.facts
-        self.alphas, self.weights = torch.from_numpy(facts.alphas), torch.from_numpy(facts.weights)
-        self.classes = torch.from_numpy(facts.classes)
-        self.mixtures = torch.from_numpy(facts.mixtures)
-        self.numbers = torch.from_numpy(facts.numbers)
-        self.noise = facts.noise
+    def _set_attributes(self, loaded: LoadedSeries) -> None:
+        arrays = loaded.arrays
+        self.alphas, self.weights = (
+            torch.from_numpy(arrays.alphas),
+            torch.from_numpy(arrays.weights),
+        )
+        self.classes = torch.from_numpy(arrays.classes)
+        self.mixtures = torch.from_numpy(arrays.mixtures)
+        self.numbers = torch.from_numpy(arrays.numbers)
+        self.noise = arrays.noise
         self.series_digest = fingerprint([self.digest, self.numbers.tolist()])
         self.shard_sizes: list[int] = np.unique(loaded.shards, return_counts=True)[1].tolist()
 
@@ -302,145 +302,6 @@ def _column(values: Tensor) -> Sequence[Any]:
     if values.ndim > 1:
         return values.unbind()
     return list(values.numpy()) if values.is_floating_point() else values.tolist()
-
-
-@dataclass(frozen=True)
-class NoiseScores:
-    """How the noise of G series was selected.
-
-    Attributes:
-        strategies: names of those that occur; strategy: int8 [G], the number of each.
-        stability: float64 [G], of the noise in use; NaN where it was not scored.
-        candidates: float64 [G, C], the scores of the candidates; NaN where there are fewer, or
-            where one has no score.
-    """
-
-    strategies: tuple[str, ...]
-    strategy: np.ndarray
-    stability: np.ndarray
-    candidates: np.ndarray
-
-
-class _Facts(NamedTuple):
-    """What is kept of the records of G series; shapes and types as of `MixedDataset`."""
-
-    numbers: np.ndarray
-    classes: np.ndarray
-    alphas: np.ndarray
-    weights: np.ndarray
-    mixtures: np.ndarray
-    noise: NoiseScores
-
-
-@dataclass(frozen=True)
-class _LoadedSeries:
-    """All series that are read, in the order of the index.
-
-    Attributes:
-        shards: int64 [G], index of the shard in the pinned index; spans: int64 [G, A, 2], offset
-            and size of each image in its tar.
-    """
-
-    facts: _Facts
-    shards: np.ndarray
-    spans: np.ndarray
-    labels: SoftLabels
-
-
-def _load_series(
-    source: PinnedRoot, files: ShardFiles, exclude: Exclusion, *, threads: int
-) -> _LoadedSeries:
-    """Read all series of an index that the exclusion keeps, without their images."""
-    series_filter = SeriesFilter(exclude, source)
-    facts: list[_Facts] = []
-    first: list[SeriesRecord] = []  # of the index, which the others must be like
-    strategies: dict[str, int] = {}
-    shards: list[np.ndarray] = []
-    spans: list[np.ndarray] = []
-    labels: list[tuple[np.ndarray, np.ndarray]] = []
-    indices = range(len(source.shards))
-    with closing(mapped(files.contents, indices, threads=threads)) as all_contents:
-        all_labels = source.labels(source.shards)
-        for index, contents, set_labels in zip(indices, all_contents, all_labels, strict=True):
-            shard, series = source.shards[index], contents.records
-            try:
-                if set_labels is not None:
-                    series = [source.relabelled(record, set_labels) for record in series]
-                probabilities, classes = sparse_arrays([record.labels for record in series])
-                _check_series([*first, *series], contents, classes, source=source)
-            except ValueError as error:
-                raise ValueError(f"{shard.tar}: {error}; run `semix verify`") from None
-            first = first or series[:1]
-            rows = np.flatnonzero(series_filter.keep(shard, series))
-            if not len(rows):
-                continue
-            facts.append(_facts([series[row] for row in rows], strategies))
-            shards.append(np.full(len(rows), index))
-            spans.append(contents.spans[rows])
-            labels.append((probabilities[rows], classes[rows]))
-    series_filter.conclude()
-    soft_labels = joined(labels, num_classes=len(source.class_names))
-    return _LoadedSeries(
-        _joined_facts(facts, tuple(strategies)),
-        np.concatenate(shards),
-        np.concatenate(spans),
-        soft_labels,
-    )
-
-
-def _facts(records: Sequence[SeriesRecord], strategies: dict[str, int]) -> _Facts:
-    """The facts of some series, as arrays; new strategies of noise get the next number."""
-    names = [str(record.noise.get("strategy", "unknown")) for record in records]
-    codes = [strategies.setdefault(name, len(strategies)) for name in names]
-    scores = [record.noise.get("scores") or [] for record in records]
-    candidates = np.full((len(records), max(map(len, scores))), np.nan)
-    for row, values in enumerate(scores):
-        candidates[row, : len(values)] = [np.nan if v is None else v for v in values]
-    stability = [np.nan if r.stability is None else r.stability for r in records]
-    return _Facts(
-        np.array([record.group for record in records], dtype=np.int64),
-        np.array([record.classes for record in records], dtype=np.int64),
-        np.array([record.alphas for record in records], dtype=np.float32),
-        np.array([record.weights for record in records], dtype=np.float32),
-        np.array([record.mixtures for record in records], dtype=np.float32),
-        NoiseScores((), np.array(codes, dtype=np.int8), np.array(stability), candidates),
-    )
-
-
-def _joined_facts(facts: Sequence[_Facts], strategies: tuple[str, ...]) -> _Facts:
-    *columns, noises = zip(*facts, strict=True)
-    width = max(noise.candidates.shape[1] for noise in noises)
-    padded = [
-        np.pad(n.candidates, ((0, 0), (0, width - n.candidates.shape[1])), constant_values=np.nan)
-        for n in noises
-    ]
-    noise = NoiseScores(
-        strategies,
-        np.concatenate([n.strategy for n in noises]),
-        np.concatenate([n.stability for n in noises]),
-        np.concatenate(padded),
-    )
-    numbers, classes, alphas, weights, mixtures = map(np.concatenate, columns)
-    return _Facts(numbers, classes, alphas, weights, mixtures, noise)
-
-
-def _check_series(
-    records: Sequence[SeriesRecord],
-    contents: ShardContents,
-    classes: np.ndarray,
-    *,
-    source: PinnedRoot,
-) -> None:
-    """Raises ValueError unless the series agree with the plan and with each other."""
-    images, names = source.root.plan.images_per_group, len(source.class_names)
-    if contents.spans.shape[1] != images:
-        raise ValueError(f"{contents.spans.shape[1]} images per group, the plan has {images}")
-    largest = max(int(classes.max()), *(max(record.classes) for record in records))
-    if largest >= names:
-        raise ValueError(f"a label names class {largest}, the plan has {names}")
-    kinds = {len(record.classes) for record in records}
-    if len(kinds) > 1:
-        raise ValueError(f"series of {min(kinds)} and of {max(kinds)} classes")
 
 
 class ClassIndex:

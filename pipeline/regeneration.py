@@ -21,7 +21,7 @@ from semix.pipeline.shard_writer import Stopwatch
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SeriesComparison:
     """A stored series beside the same one, generated again.
 
     Attributes:
@@ -63,7 +63,7 @@ def regenerate(root: Root, group: int, *, device: str = "auto") -> GroupSample:
     return _regenerated(plan, load_models(root, plan, device=device), group)
 
 
-def compare(root: Root, count: int, *, device: str = "auto") -> Iterator[Comparison]:
+def compare(root: Root, count: int, *, device: str = "auto") -> Iterator[SeriesComparison]:
     """Generate the first series of `count` committed shards again, spread over the root.
 
     Raises:
@@ -92,7 +92,7 @@ def compare(root: Root, count: int, *, device: str = "auto") -> Iterator[Compari
         }
         num_differing = sum(difference > 0 for difference in differences)
         sizes = len(differences), num_differing, max(differences)
-        yield Comparison(shard, group, *sizes, changes)
+        yield SeriesComparison(shard, group, *sizes, changes)
 
 
 def same_pixels(first: GroupSample, second: GroupSample) -> bool:

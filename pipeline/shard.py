@@ -161,8 +161,8 @@ class GeneratedShard:
         spec, results, clock = self.spec, self.results, self.clock
         wall_seconds = clock.wall
         clock.add("stall", wall_seconds - self.made_at)
-        features = {name: torch.cat(rows).half() for name, rows in results.features.items()}
         with self.files:
+            features = {name: torch.cat(rows).half() for name, rows in results.features.items()}
             return publish_shard(
                 self.root,
                 spec.index,

@@ -20,7 +20,7 @@ from semix.flows.progress import show_root
 from semix.flows.terminal import emit, emit_json, print_error
 
 if TYPE_CHECKING:
-    from semix.pipeline.regeneration import Comparison
+    from semix.pipeline.regeneration import SeriesComparison
 
 IMAGE_FILE = typer.Option(metavar="FILE", help="image file to write, .png or .webp")
 TRACEBACK_LINES = 5
@@ -116,7 +116,7 @@ def verify(
 
 def _regenerated_differences(
     root: Root, count: int, *, device: str, quiet: bool
-) -> list["Comparison"]:
+) -> list["SeriesComparison"]:
     """Make series again, print each comparison unless `quiet`, and return those that differ."""
     if not count:
         return []

@@ -20,9 +20,10 @@ from semix.calib.page import (
 )
 from semix.calib.results import load_methods
 from semix.calib.tables import details
-from semix.data.dataset import MixedDataset, NoiseScores
+from semix.data.dataset import MixedDataset
 from semix.data.formats import SeriesRecord
 from semix.data.images import ENCODINGS, encode_image
+from semix.data.loaded_series import NoiseScores
 from semix.data.pages import fixed
 from semix.data.tar import GroupSample
 from tests import handmade
