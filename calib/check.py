@@ -41,7 +41,8 @@ def check_settings(config: TrainConfig) -> None:
 
     Raises:
         InputError: an unknown loss, method, model or parameter; settings that exclude each other;
-            a mixed dataset that is missing, unfinished, of other classes, or without the labels.
+            a mixed dataset that is missing, unfinished, of other classes, or without the label set
+            that the settings name.
     """
     names = class_names(config.real)
     config.loss.check(LOSSES, "loss")

@@ -203,7 +203,8 @@ def stored_settings(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
     Raises:
         InputError: the file is damaged, or the settings describe another network than the one that
-            was trained: before there was an ImageNet stem, large images had the small one.
+            was trained: an earlier version stored no stem and used that for small images at every
+            size, where the default is now ImageNet's for large ones.
     """
     with report_damage(run / CONFIG):
         values = dict(read_json(run / CONFIG))
@@ -371,8 +372,8 @@ def seed_lock(folder: Path, *, label: str, stop: ShouldStop = never) -> Iterator
         try:
             _acquire(file, folder, label=label, stop=stop)
         except OSError as error:  # some network file systems have no locks
-            text = f"{label}: {folder} cannot be locked ({error.strerror}); train it only once"
-            print_line(text)
+            text = f"{label}: {folder} cannot be locked ({error.strerror}); let no other "
+            print_line(f"{text}training work in it at the same time")
         yield
 
 

@@ -18,7 +18,9 @@ from semix.data.fingerprint import file_digest, fingerprint
 DIGITS = 12  # of the digest at the end of `machine()`
 COMPILE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch reads it when it first compiles
 DIGEST = re.compile("[0-9a-f]{64}")
-SETTLED_NS = 2_000_000_000  # a younger file may be written again within one tick of its time
+# A file that was written more recently could change again and keep its time, as the clock of a
+# file system is coarse: its digest is not cached.
+SETTLED_NS = 2_000_000_000
 CGROUPS = Path("/sys/fs/cgroup")
 # A line per hierarchy: its number, its controllers, and the group of this process.
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -132,7 +134,8 @@ def cache_folder() -> Path:
 def remembered_digest(path: Path) -> str:
     """SHA-256 of a file, from the cache folder if the file was not written since it was hashed.
 
-    Models have gigabytes. The key of the cache is the path, size and time of writing.
+    Models have gigabytes. The key of the cache is the path, inode, size and time of
+    writing.
     """
     state = path.stat()
     return _cached_digest(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns)

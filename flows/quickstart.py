@@ -45,8 +45,9 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     """Run every step of the quickstart in `out`; finished steps are not run again.
 
     Returns:
-        The report's path, the rows of its table, the agreement on unmixed images, and for each step
-        the seconds that it took when it last ran.
+        The report's path, the rows of its table, the share of unmixed images in which a
+        classifier sees the intended class, and for each step the seconds that it took when it last
+        ran.
     Raises:
         InputError: the folder cannot be used, or holds a quickstart with other settings; a GPU's
             driver does not work.

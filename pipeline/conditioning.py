@@ -82,7 +82,8 @@ def _arc(first: Tensor, second: Tensor, weights: Tensor, line: Tensor) -> Tensor
     cosine = torch.cosine_similarity(first.float(), second.float(), dim=-1).clamp(-1, 1)
     angle = cosine.acos().unsqueeze(-1)  # [..., T, 1]
     sine = angle.sin()
-    # Equal, opposite and zero vectors have no arc, nor have alphas 0 and 1 within rounding.
+    # Equal, opposite and zero vectors have no arc. At alphas 0 and 1 the arc gives the ends only up
+    # to rounding, the line exactly.
     has_no_arc = (sine < 1e-4) | (weights == 0) | (weights == 1)
     by_first, by_second = ((w * angle).sin() / sine for w in (weights, 1 - weights))
     return torch.where(has_no_arc, line, (by_first * first + by_second * second).to(line.dtype))

@@ -18,7 +18,8 @@ from semix.calib.corruptions.pixels import (
 )
 
 Snow = tuple[float, float, float, float, int, float, float]
-# Mean colour, and ranges of brightness and contrast, of five photographs of frosted windows.
+# Of five photographs of frosted windows: mean colour relative to the mean brightness, and ranges of
+# brightness and contrast.
 ICE = np.array([0.89, 1.02, 1.09], dtype=np.float32)
 BRIGHTNESS, CONTRAST = (0.45, 0.8), (0.08, 0.17)
 
@@ -83,9 +84,9 @@ def _standardised(fields: Pixels) -> Pixels:
 
 
 def fog(images: Pixels, parameters: tuple[float, float], generators: Generators) -> Pixels:
-    """Plasma over the image, then scaled down.
+    """Plasma added to the image.
 
-    The brightest possible value equals the image's old maximum.
+    All values are then scaled so that the brightest possible one is the image's old maximum.
     """
     thickness, decay = parameters
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
