@@ -71,7 +71,7 @@ class FeatureViews:
         network: in eval mode, on the accelerator's device.
         seed: of the run.
     Attributes:
-        steps, images: numbers of steps and images per epoch, over all processes.
+        steps, images_per_epoch: over all processes.
     Raises:
         InputError: the processes cannot share a batch equally.
     """
@@ -202,7 +202,8 @@ class UnaugmentedFeatures:
 
     @cached_property
     def validation(self) -> Tensor:
-        """Features [N, D], computed in float32, in which classifiers are measured."""
+        """Features [N, D], computed in float32, the precision in which classifiers are
+        measured too."""
         images = self.data.stream(self.data.real.validation)
         with closing(images.chunks(ranges(0, len(images), CHUNK))) as chunks:
             return apply_to_chunks(self.network.features, chunks, device=self.views.device)

@@ -142,6 +142,6 @@ def failure_message(missing: dict[str, str], *, cells: int, out: Path) -> str:
     lines = [f"{len(missing)} of {cells} cells are not measured:"]
     lines += [f"{name}: {reason}" for name, reason in missing.items()]
     only_options = " ".join(f"--only {name}" for name in missing)
-    lines.append(f"{out / 'study.md'} shows the measured cells; the same command goes on, with")
-    lines.append(f"{only_options} these alone")
+    lines.append(f"{out / 'study.md'} shows the measured cells; the same command goes on; to run")
+    lines.append(f"only these cells add {only_options}")
     return "\n".join(lines)

@@ -95,7 +95,8 @@ class Annotator:
     """Labels the images of series.
 
     Attributes:
-        measurements: by the name of their features, `features` and perhaps `second`.
+        measurements: one per encoder, by key: `features` for the first, `second` for the second if
+            there is one.
     """
 
     config: AnnotationConfig
@@ -229,7 +230,10 @@ def build_annotator(config: AnnotationConfig, prototypes: bytes, *, device: str)
     names = (FEATURES,) if config.second is None else (FEATURES, SECOND)
     for name in names:
         if name not in parts:
-            raise ValueError(f"the prototypes hold none of {name}; measure them for this config")
+            encoder = "first" if name == FEATURES else "second"
+            remedy = "measure it for this config"
+            problem = f"the prototypes have no measurement of the {encoder} encoder"
+            raise ValueError(f"{problem}; {remedy}")
     measurements = {name: parts[name].measurement for name in names}
     return Annotator(config, measurements, Encoders(config, device=device))
 
@@ -239,13 +243,16 @@ def storage_faults(features: Mapping[str, Tensor]) -> dict[int, str]:
     faults: dict[int, str] = {}
     for name, rows in features.items():
         for row, image in (~torch.isfinite(rows.half()).all(-1)).nonzero().tolist():
-            reason = f"the CLIP {name} of image {image} are not finite, or too large for float16"
+            of = "" if name == FEATURES else " by the second encoder"
+            which = f"the CLIP features{of} of image {image}"
+            reason = f"{which} are not finite, or too large for float16"
             faults.setdefault(row, reason)
     return faults
 
 
 def class_prototypes(features: Tensor, targets: Tensor, num_classes: int) -> Tensor:
-    """Mean feature of each class; features are not normalised (CSM, `annotate.py`).
+    """Mean feature of each class; features are not normalised (as in `annotate.py` of
+    CSM's official code).
 
     Summed in float64, so that the result does not depend on batches and their order.
 

@@ -136,7 +136,7 @@ class PrototypeFile:
                 remedy += "image lies between them; give each images of its own, or leave one out"
                 raise InputError("real", f"classes {first} and {second}", remedy)
 
-    def log_scale(self, config: AnnotationConfig) -> None:
+    def report_scale(self, config: AnnotationConfig) -> None:
         """Log the scale and the label that it gives to an average real image, if the scale was
         measured or is unusual; the facts always have both."""
         if config.rule != "projection":

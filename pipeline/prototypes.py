@@ -34,8 +34,8 @@ def ensure_prototypes(
     Args:
         heartbeat: called after each step, to show that there is progress.
     Raises:
-        InputError: a class without images, or two whose prototypes coincide; committed shards
-            were labelled with others.
+        InputError: a class without images; two classes whose prototypes coincide; or committed
+            shards were labelled with other prototypes.
         FloatingPointError: a feature of a real image is not finite.
     """
     if not root.store.exists(PROTOTYPES):
@@ -128,7 +128,7 @@ def measure(
         config, identity
     )
     file.check_distinct(config)
-    file.log_scale(config)
+    file.report_scale(config)
     return file.pack(config)
 
 
@@ -144,7 +144,8 @@ def unpack(content: bytes) -> tuple[dict[str, "Tensor"], dict[str, str]]:
 
     Returns:
         Tensors, float32: `prototypes` [K, D], the mean of each class's features; `unit` [K, D],
-        the mean of its unit features at length 1; `second` and `second_unit` of a second encoder.
+        the mean of its unit-length features, itself scaled to length 1; `second` and `second_unit`
+        of a second encoder.
         Facts, as text: `encoder`, its identity as JSON; `weight_variance`, `unit_weight_variance`,
         `scale` and `label_of_average_real_image`, prefixed `second_` for the second encoder;
         `real`, the digest of the images, and `class_names` as JSON.

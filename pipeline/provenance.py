@@ -33,7 +33,7 @@ from semix.pipeline.model_paths import (
 )
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
-# Paths, and limits on cost and loss: these settings decide no byte of the dataset.
+# Paths, and limits on cost and on series left out: these settings decide no byte of the dataset.
 NON_IDENTITY_SETTINGS: dict[str, Any] = {
     "real": {"path"},
     "generator": {"model": True, "unet": True, "tiny_decoder": True, "lora": {"__all__": {"path"}}},
@@ -41,7 +41,8 @@ NON_IDENTITY_SETTINGS: dict[str, Any] = {
     "noise": {"max_cost"},
     "shards": {"max_left_out"},
 }
-NEWER_SUFFIXES = {".model", ".jinja"}  # of files that older roots did not hash
+# Some older roots hashed every file of a folder; others hashed none with these suffixes.
+NEWER_SUFFIXES = {".model", ".jinja"}
 
 
 def planned_models(plan: Plan) -> ModelIdentities:

@@ -1,7 +1,8 @@
-"""Make further label sets over existing images: find the set of some settings, label its shards.
+"""Make further label sets over existing images.
 
-Features come from the root, from another set that encoded the images with the same models, or from
-the images in the tars, encoded again.
+Finds or creates the label set of given settings, and labels its shards. Features come from the
+root, from another set that encoded the images with the same models, or from the images in the tars,
+encoded again.
 """
 
 import hashlib

@@ -15,8 +15,8 @@ class Selective:
 
     Attributes:
         aurc: mean over k of the fraction of errors among the k most confident.
-        augrc: area under (errors among the k most confident) / N over k / N from 1 / N to 1,
-            in steps of 1 / N.
+        augrc: mean height of the curve of (errors among the k most confident) / N against k / N,
+            for k = 1 to N, by the trapezoidal rule.
         coverage_at_5_risk: the largest k / N at which at most 5 % of the k are errors; 0 if none.
         risk_at_80_coverage: the fraction of errors among the most confident 80 %.
     """
@@ -37,7 +37,7 @@ def selective(confidence: Tensor, correct: Tensor) -> Selective:
 
     Source: Geifman, Uziel and El-Yaniv 2019, eq. (4), for AURC; libraries that take the trapezoid
     over k/N and divide by 1 - 1/N differ by at most 1/N. Traub et al. 2024, arXiv 2407.01032, for
-    AUGRC, by that trapezoid.
+    AUGRC, where that trapezoid and that divisor are taken here too.
     """
     order = confidence.argsort(descending=True)
     _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)

@@ -83,7 +83,7 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
         study(config, out)
     text = str(caught.value)
     assert text.startswith("1 of 2 cells are not measured:\ndigits/mac: diverged: ")
-    assert "--only digits/mac these alone" in text
+    assert "only these cells add --only digits/mac" in text
     assert epochs_of(mac) == list(range(EPOCHS))
     assert epochs_of(ce) == []  # its first stage is that of mac
     record = json.loads((out / "study.json").read_text())
@@ -287,6 +287,6 @@ def test_a_failure_names_cells_reasons_and_the_way_on(tmp_path):
         "2 of 5 cells are not measured:",
         "a/b: it broke",
         "a/c: not run",
-        f"{tmp_path / 'study.md'} shows the measured cells; the same command goes on, with",
-        "--only a/b --only a/c these alone",
+        f"{tmp_path / 'study.md'} shows the measured cells; the same command goes on; to run",
+        "only these cells add --only a/b --only a/c",
     ]

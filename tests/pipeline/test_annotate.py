@@ -458,7 +458,7 @@ def test_prototypes_without_the_second_model_are_refused(hasty_config, tmp_path)
     root = begun(hasty_config, tmp_path / "root")
     other = EncoderConfig(model="ViT-B-32-quickgelu", pretrained="laion400m_e32")
     config = hasty_config.annotation.model_copy(update={"second": other})
-    with pytest.raises(ValueError, match="the prototypes hold none of second; measure them"):
+    with pytest.raises(ValueError, match="have no measurement of the second encoder; measure it"):
         build_annotator(config, root.store.get(PROTOTYPES), device="cpu")
 
 
