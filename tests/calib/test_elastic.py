@@ -50,7 +50,13 @@ def resume_each(run, counts: list[int], stops: list[int], folder) -> list[str]:
     return messages
 
 
-@pytest.mark.parametrize("counts", [[2, 1, 2], pytest.param([4, 2, 1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [2, 1, 2],
+        *(pytest.param(counts, marks=pytest.mark.slow) for counts in ([4, 2, 1], [1, 4, 2])),
+    ],
+)
 def test_another_number_of_processes_goes_on_to_the_same_model(make_config, tmp_path, counts):
     unbroken = claim_run(make_config(*LENET, HEAD), tmp_path / "whole").parent
     train_run(unbroken)
