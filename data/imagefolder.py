@@ -16,7 +16,6 @@ from semix.data.machine import cores
 from semix.data.printable import printable_line
 from semix.data.splits import (
     SPLITS,
-    HeartbeatCallback,
     ImageSplit,
     RealDataConfig,
     RealDataset,
@@ -72,7 +71,7 @@ def check_outside_images(pictures: str | None, path: str | Path, *, field: str =
 
 
 def load_imagefolder(
-    config: RealDataConfig, *, heartbeat: HeartbeatCallback = lambda: None
+    config: RealDataConfig, *, heartbeat: Callable[[], None] = lambda: None
 ) -> RealDataset:
     """Open the folder; images are decoded on access.
 
@@ -348,7 +347,7 @@ class _Files:
     def load(self, indices: np.ndarray) -> np.ndarray:
         return np.stack([_load(self.paths[index], self.size) for index in indices])
 
-    def content(self, heartbeat: HeartbeatCallback) -> str:
+    def content(self, heartbeat: Callable[[], None]) -> str:
         digests = []
         for digest in mapped(file_digest, self.paths, threads=min(MAX_THREADS, cores())):
             digests.append(digest)

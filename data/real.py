@@ -1,6 +1,7 @@
 """Real datasets by name, with the digits that are bundled with scikit-learn."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -12,7 +13,6 @@ from PIL import Image
 from semix.data.errors import InputError
 from semix.data.imagefolder import find_classes, load_imagefolder
 from semix.data.splits import (
-    HeartbeatCallback,
     ImageSplit,
     RealDataConfig,
     RealDataset,
@@ -25,7 +25,7 @@ RAREST = 174  # number of images of the rarest class, "eight"
 
 
 def load_real(
-    config: RealDataConfig, *, heartbeat: HeartbeatCallback = lambda: None
+    config: RealDataConfig, *, heartbeat: Callable[[], None] = lambda: None
 ) -> RealDataset:
     """Open a real dataset.
 
@@ -99,5 +99,5 @@ def _digit_split(images: np.ndarray, targets: np.ndarray) -> ImageSplit:
     return ImageSplit(targets, images.__getitem__, partial(_content, images))
 
 
-def _content(images: np.ndarray, heartbeat: HeartbeatCallback) -> str:
+def _content(images: np.ndarray, heartbeat: Callable[[], None]) -> str:
     return hashlib.sha256(images.tobytes()).hexdigest()

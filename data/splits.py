@@ -15,7 +15,6 @@ from semix.data.settings import Settings
 Indices = Sequence[int] | np.ndarray
 SPLITS = ("train", "validation", "test")
 ImagePosition = tuple[str, int]  # split, and index in the split
-HeartbeatCallback = Callable[[], None]
 
 
 class RealDataConfig(Settings):
@@ -69,7 +68,7 @@ class ImageSplit:
 
     targets: np.ndarray
     load: Callable[[np.ndarray], np.ndarray] = field(repr=False)
-    content: Callable[[HeartbeatCallback], str] = field(repr=False)
+    content: Callable[[Callable[[], None]], str] = field(repr=False)
     name: Callable[[int], str] = field(default="image {}".format, repr=False)
 
     def __len__(self) -> int:
@@ -90,7 +89,7 @@ class ImageSplit:
         """Digest of images and targets."""
         return self.compute_digest()
 
-    def compute_digest(self, heartbeat: HeartbeatCallback = lambda: None) -> str:
+    def compute_digest(self, heartbeat: Callable[[], None] = lambda: None) -> str:
         """`digest`, computed once from all files; the heartbeat is called after each."""
         if "_digest" not in self.__dict__:
             content = self.content(heartbeat)
@@ -109,7 +108,7 @@ class _Subset:
     def load(self, rows: np.ndarray) -> np.ndarray:
         return self.split.load(self.indices[rows])
 
-    def content(self, heartbeat: HeartbeatCallback) -> str:
+    def content(self, heartbeat: Callable[[], None]) -> str:
         return fingerprint([self.split.content(heartbeat), self.indices.tolist()])
 
     def name(self, index: int) -> str:
@@ -127,7 +126,7 @@ class _Grey:
         luma = (pixels @ LUMA + 0x8000) >> 16  # [B, S, S], as Pillow rounds
         return np.repeat(luma.astype(np.uint8)[..., None], 3, axis=-1)
 
-    def content(self, heartbeat: HeartbeatCallback) -> str:
+    def content(self, heartbeat: Callable[[], None]) -> str:
         return fingerprint(["grey", self.coloured.content(heartbeat)])
 
 

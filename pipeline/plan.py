@@ -218,7 +218,7 @@ def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
     if pairs.kind == "named":
         return _named_sets(pairs.names, names, mixing.classes)
     if pairs.count is None:
-        if all_sets.count * mixing.groups_per_pair > MAX_GROUPS:
+        if all_sets.count > MAX_GROUPS:  # and `len` might overflow
             count = f"all {all_sets.count:,} sets of {mixing.classes} of {len(names):,} classes"
             remedy = f"is {count}; a root has at most {MAX_GROUPS:,} series: choose sampled or "
             raise InputError("mixing.pairs.kind", pairs.kind, f"{remedy}similar, with a count")
