@@ -31,6 +31,7 @@ from benchmarks.measure import Result, write
 from benchmarks.models import build_config
 from semix.data.files import read_json
 from semix.data.fingerprint import hashed_seed
+from semix.data.formats import PROTOTYPES
 from semix.data.settings import load_settings
 from semix.flows.build import build
 from semix.flows.run_server import prefect_server
@@ -41,7 +42,7 @@ from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise.source import random_noise
 from semix.pipeline.plan import BuildPlan, MixGroup
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.root import build_of, create_root, plan_of
 from semix.pipeline.shard import Models, load_models, make_batch
 from semix.pipeline.shard_writer import Stopwatch
 
@@ -109,9 +110,9 @@ def compare(
     Labels are measured on the images, so the distributions of images and weights are compared.
     """
     root = create_root(config_of(options), str(folder / "compared"))
-    ensure_prototypes(root, device=options.device)
+    ensure_prototypes(build_of(root), device=options.device)
     plan = plan_of(root)
-    models = load_models(root, plan, device=options.device)
+    models = load_models(plan, root.store.get(PROTOTYPES), device=options.device)
     models = replace(models, noise=random_noise(models.generator.latent_shape))
     seed = plan.config.mixing.seed
     rng = random.Random(hashed_seed(seed, "fidelity"))

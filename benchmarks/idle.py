@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from semix.data.formats import PLAN, PROTOTYPES
 from semix.data.root import Root
+from semix.pipeline.root import build_of
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ def planned_root(*overrides: str) -> Root:
     from semix.pipeline.root import create_root
 
     root = create_root(build_config(*overrides), tempfile.mkdtemp(prefix="semix-bench-"))
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     return root
 
 

@@ -20,6 +20,7 @@ from semix.data.leases import claim, release
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import build_of
 from semix.pipeline.shard import GeneratedShard, encode_series, generate_shard, make_batch
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.shard_writer import Stopwatch, write_series
@@ -103,7 +104,7 @@ def measure_encoding(result: Result, folder: Path, models: StandIns) -> None:
 def measure_publishing(result: Result, models: StandIns) -> None:
     """A worker's shards into a slow store, against only claiming and making them."""
     root, plan, loaded = open_root(config_of(models, "shards.groups_per_shard=4"))
-    job = BuildJob(root)
+    job = BuildJob(build_of(root))
     job.models, job.load = loaded, lambda **_: None  # type: ignore[method-assign]
 
     def make_all(end: Callable[[GeneratedShard], object]) -> None:

@@ -32,7 +32,7 @@ from semix.pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from semix.pipeline.root import create_root
+from semix.pipeline.root import build_of, create_root
 from semix.pipeline.standins import Recipe, TrainingStage, train_standins
 
 ALPHAS, SIZE = 8, 32
@@ -100,7 +100,7 @@ def filled_root(images: int, *, size: int = SIZE, series: int = 64) -> Root:
     }
     config = load_settings(BuildConfig, values)
     root = create_root(config, tempfile.mkdtemp(prefix="semix-bench-"))
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     fill(root, size=size)
     return root
 
@@ -210,7 +210,7 @@ def from_stored_features() -> dict[str, Any]:
         labels = plan_set(root, relabelled_config(root, overrides))
         start = time.perf_counter()
         ensure_set_prototypes(labels, device="cpu")
-        label_stored(labels, labels.missing())
+        label_stored(labels, labels.missing(), plan=build_of(labels.root).plan)
         seconds[kind] = time.perf_counter() - start
         assert labels.missing() == []
     return {"images": MANY, "wall_seconds": seconds}

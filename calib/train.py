@@ -138,10 +138,7 @@ def write_lineage(data: TrainingData, run: Path) -> None:
     if data.mixed is None or path.is_file():
         return
     pinned = PinnedRoot(Root(data.mixed.url), index=data.mixed.index_name)
-    lineage = read_shards(
-        pinned.root.plan, pinned.shards, url=data.mixed.url, index=data.mixed.index_name
-    )
-    write_json(path, lineage)
+    write_json(path, read_shards(pinned.root.plan, pinned.pinned, url=data.mixed.url))
 
 
 def mixed_index(config: TrainConfig, run: Path) -> str | None:

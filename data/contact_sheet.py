@@ -34,12 +34,31 @@ NEARLY_HARD_BELOW = 0.05  # a `relative_entropy` below it means nearly hard labe
 
 
 def sample_series(root: Root, count: int = 10) -> list[int]:
-    """Numbers of up to `count` committed series, from as many class sets as possible."""
-    shards = list(root.entries())
+    """Numbers of up to `count` committed series, from as many class sets as possible.
+
+    Raises:
+        InputError: no shard is committed.
+        ValueError: a commit record is damaged.
+    """
+    shards = root.done()
     if not shards:
         raise InputError("url", root.url, "holds no finished series yet; run `semix resume`")
-    groups = np.concatenate([np.asarray(entry.group_numbers) for entry in shards])
-    return sorted(groups[spread_over_sets(groups % _num_class_sets(root), count)].tolist())
+    groups = np.concatenate([np.asarray(root.layout.groups_of(shard)) for shard in shards])
+    read: set[int] = set()
+    while True:  # until all chosen series are in their shards
+        chosen = groups[spread_over_sets(groups % root.plan.num_pairs, count)]
+        unread = {root.layout.shard_of(group) for group in chosen.tolist()} - read
+        if not unread:
+            return sorted(chosen.tolist())
+        read |= unread
+        groups = groups[~np.isin(groups, [g for shard in unread for g in _not_in(root, shard)])]
+
+
+def _not_in(root: Root, shard: int) -> list[int]:
+    """Groups that are planned for a shard and not in it."""
+    record = root.record(shard)
+    present = set(record.group_numbers) if record else set()
+    return [group for group in root.layout.groups_of(shard) if group not in present]
 
 
 def spread_over_sets(sets: np.ndarray, count: int) -> list[int]:
@@ -290,9 +309,3 @@ def _letters(file: str) -> frozenset[int]:
     with suppress(RuntimeError, OSError):  # a damaged file counts as a font without letters
         return frozenset(FT2Font(file).get_charmap())
     return frozenset()
-
-
-def _num_class_sets(root: Root) -> int:
-    """Number of sets of classes, such as pairs; the groups of a plan go through them in turn."""
-    groups_per_pair = root.plan.config["mixing"]["groups_per_pair"]
-    return max(1, root.layout.segments[0].groups // groups_per_pair)

@@ -1,6 +1,6 @@
 """The files of a root: their names, typed models and strict readers.
 
-    plan.json  pairs.json  prototypes.safetensors  extensions/N.json
+    plan.json  prototypes.safetensors  extensions/N.json
     shards/0012/0012345.json  0012345-SHA8.tar  0012345-SHA8.features.safetensors
     failed/0012/0012345.N.json  discarded/0012/0012345.N.json  leases/NAME.json
     index/N.json  audit/N.json  labels/DIGEST/set.json  labels/DIGEST/0012/0012345.json
@@ -13,14 +13,13 @@ import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    RootModel,
     model_validator,
     with_config,
 )
@@ -31,7 +30,7 @@ from semix.data.fingerprint import canonical_json, fingerprint
 from semix.data.model_identity import CHECKED, ModelIdentities
 from semix.data.strict_json import Strict, read_strictly
 
-PLAN, PAIRS, PROTOTYPES = "plan.json", "pairs.json", "prototypes.safetensors"
+PLAN, PROTOTYPES = "plan.json", "prototypes.safetensors"
 SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"
 INDICES, AUDITS, EXTENSIONS, SETS = "index", "audit", "extensions", "labels"
 PER_FOLDER = 1000  # shards; names depend on it, so it is part of the format
@@ -40,6 +39,8 @@ MAX_IMAGES = 100  # in a series, because positions have two digits
 MAX_GROUPS = 10**8  # keys have eight digits
 MAX_SHARDS = 10**7  # names of shards have seven digits
 MAX_SERIES = 10**6  # in a shard; far more than in practice
+MAX_MIXED = 16  # classes in a series
+MAKERS = ("diffusers", "torch")  # libraries by which an older plan is recognised
 MAX_FEATURES = 4096 * MIB  # enough for 100,000 series of eight images in one shard
 ROUNDING = 1e-3  # of probabilities, which are stored as float32
 
@@ -141,34 +142,6 @@ class File(Strict):
 
 
 @with_config(CHECKED)
-class PlannedShards(TypedDict):
-    groups_per_shard: Annotated[int, Field(ge=1, le=MAX_SERIES)]
-
-
-@with_config(CHECKED)
-class PlannedPairs(TypedDict):
-    kind: NotRequired[Text]
-    count: NotRequired[int | None]
-
-
-@with_config(CHECKED)
-class PlannedMixing(TypedDict):
-    groups_per_pair: Annotated[int, Field(ge=1, le=MAX_GROUPS)]
-    classes: NotRequired[int]
-    pairs: NotRequired[PlannedPairs]
-
-
-@with_config(CHECKED)
-class PlannedConfig(TypedDict):
-    """The settings of a plan that are read without their own model; the others are kept as is."""
-
-    shards: PlannedShards
-    mixing: PlannedMixing
-    annotation: NotRequired[FreeForm]
-    real: NotRequired[FreeForm]
-
-
-@with_config(CHECKED)
 class BakedFrom(TypedDict):
     """The plan and the label set whose labels were baked in."""
 
@@ -182,12 +155,16 @@ class Plan(BaseModel):
     Attributes:
         digest: identity of the settings that determine the bytes; see `semix.pipeline.plan`.
         num_groups, num_shards: as planned, without extensions.
-        config: all settings, which have their own model; only those that are read here are typed.
+        classes_per_group: how many classes a series mixes.
+        normalize: whether labels come from features of unit length.
+        pairs: the pairs of classes that were drawn by similarity, ascending; None if the pairs
+            follow from the config.
+        config: all settings, which have their own model.
         baked_from: plan and label set of a root whose labels were baked in.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
-    SCHEMA: ClassVar[int] = 3
+    SCHEMA: ClassVar[int] = 4
     MAX_BYTES: ClassVar[int] = 64 * MIB
 
     schema_: int = Field(alias="schema")
@@ -195,18 +172,38 @@ class Plan(BaseModel):
     class_names: list[Text] = Field(min_length=2)
     num_groups: int = Field(ge=0, le=MAX_GROUPS)
     num_shards: int = Field(ge=0, le=MAX_SHARDS)
+    groups_per_pair: int = Field(ge=1, le=MAX_GROUPS)
+    groups_per_shard: int = Field(ge=1, le=MAX_SERIES)
     images_per_group: int = Field(ge=1, le=MAX_IMAGES)
-    config: PlannedConfig
+    classes_per_group: int = Field(ge=2, le=MAX_MIXED)
+    normalize: bool
+    pairs: list[tuple[ClassIndex, ClassIndex]] | None = None
+    config: FreeForm
     models: ModelIdentities
     versions: dict[Text, Text] = Field({})
     baked_from: BakedFrom | None = None
+
+    @property
+    def num_pairs(self) -> int:
+        """How many sets of classes are mixed."""
+        return max(1, self.num_groups // self.groups_per_pair)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        pairs, classes = self.pairs or [], len(self.class_names)
+        if not all(first < second < classes for first, second in pairs):
+            raise ValueError(f"pairs: one does not ascend, or is not of the {classes} classes")
+        if not all(pair < following for pair, following in pairwise(pairs)):
+            raise ValueError("pairs do not ascend")
+        return self
 
     @classmethod
     def read(cls, content: bytes, *, where: str) -> Self:
         """Raises ValueError for damage, InputError for the plan of another version."""
         versioned = read_strictly(_Versioned, content, what=PLAN, max_bytes=cls.MAX_BYTES)
         if versioned.schema_ != cls.SCHEMA:
-            remedy = f"another version of semix wrote it, this one reads {cls.SCHEMA}"
+            made_by = versioned.model_extra and versioned.model_extra.get("versions")
+            remedy = f"{_another_version(made_by)} wrote it, this one reads {cls.SCHEMA}"
             raise InputError(f"{where} schema", versioned.schema_, f"{remedy}; use that version")
         return read_strictly(cls, content, what=PLAN, max_bytes=cls.MAX_BYTES)
 
@@ -215,23 +212,12 @@ class Plan(BaseModel):
         return json.dumps(values, indent=1, ensure_ascii=False).encode()
 
 
-class Pairs(RootModel[list[tuple[ClassIndex, ClassIndex]]]):
-    """`pairs.json`: the pairs that were drawn by similarity, ascending."""
-
-    model_config = ConfigDict(strict=True)
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if not all(first < second for first, second in self.root):
-            raise ValueError("a pair does not ascend")
-        if not all(pair < following for pair, following in pairwise(self.root)):
-            raise ValueError("pairs do not ascend")
-        return self
-
-    @classmethod
-    def read(cls, content: bytes) -> list[tuple[int, int]]:
-        """Raises ValueError."""
-        return read_strictly(cls, content, what=PAIRS, max_bytes=64 * MIB).root
+def _another_version(libraries: Any) -> str:
+    """`another version of semix, with torch 2.11.0`: what a plan says about its maker."""
+    known = libraries if isinstance(libraries, dict) else {}
+    text = f"semix {known['semix']!s:.20}" if "semix" in known else "another version of semix"
+    others = [f"{n!s:.20} {v!s:.20}" for n, v in sorted(known.items()) if n in MAKERS]
+    return f"{text}, with {' and '.join(others)}," if others else text
 
 
 class Extension(StoredFile):
@@ -255,17 +241,13 @@ class LeftOut(Strict):
 
 
 class ShardEntry(StoredFile):
-    """A shard in an index: the fields of its commit record that readers and counters need.
+    """A shard in an index: the fields of its commit record that a reader pins.
 
     File names follow from number and hash, so that none can point to another file.
 
     Attributes:
-        seconds: by stage; stages overlap, so they may add up to more than `wall_seconds`.
-        wall_seconds: worker time; publishing a shard counts in the next one, which it overlaps.
         first: the first group planned for it; groups: the number of series in it.
         left_out: planned series that came out flat or not finite.
-        prototypes, pairs: SHA-256 of the files it was made with; empty where they are not recorded.
-        discards: how often the shard was discarded before; record_bytes: size of its commit record.
     """
 
     WHAT = "entry of an index"
@@ -278,14 +260,6 @@ class ShardEntry(StoredFile):
     groups: int = Field(ge=1, le=MAX_SERIES)
     first: Group
     left_out: list[LeftOut] = Field([])
-    seconds: dict[ShardStage, float] = Field({})
-    wall_seconds: float = 0.0
-    tflop: float | None = None
-    attempt: int = Field(1, ge=1, lt=2**63)
-    prototypes: MaybeSha256 = ""
-    pairs: MaybeSha256 = ""
-    discards: Count = 0
-    record_bytes: Count = 0
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -310,7 +284,14 @@ class ShardEntry(StoredFile):
 
 
 class CommitRecord(ShardEntry):
-    """`shards/0012/0012345.json`, written last: the shard is done."""
+    """`shards/0012/0012345.json`, written last: the shard is done.
+
+    Attributes:
+        spec: binds the record to its plan and shard.
+        seconds: by stage; stages overlap, so they may add up to more than `wall_seconds`.
+        wall_seconds: worker time; publishing a shard counts in the next one, which it overlaps.
+        prototypes: SHA-256 of the file that its labels were made with; empty if not recorded.
+    """
 
     WHAT = "commit record"
 
@@ -318,14 +299,15 @@ class CommitRecord(ShardEntry):
     seconds: dict[ShardStage, float]
     wall_seconds: float
     attempt: int = Field(ge=1, lt=2**63)
+    prototypes: MaybeSha256 = ""
     worker: Text = ""
     versions: dict[Text, Text] = Field({})
 
-    def entry(self, size: int) -> ShardEntry:
-        """Its entry for an index; `size` is the size of its file."""
-        seconds = {stage: round(value, 3) for stage, value in self.seconds.items()}
+    @property
+    def entry(self) -> ShardEntry:
+        """What an index pins of it."""
         values = {name: getattr(self, name) for name in ShardEntry.model_fields}
-        return ShardEntry.model_construct(**values | {"seconds": seconds, "record_bytes": size})
+        return ShardEntry.model_construct(**values)
 
 
 class Failure(StoredFile):
@@ -413,7 +395,7 @@ class SeriesRecord(Labels):
     MAX_BYTES = 4 * MIB  # enough for a hundred images with labels over a thousand classes
 
     group: Group
-    classes: list[ClassIndex] = Field(min_length=2, max_length=16)
+    classes: list[ClassIndex] = Field(min_length=2, max_length=MAX_MIXED)
     names: list[Text]
     seed: int = Field(ge=0, lt=2**64)
     alphas: list[Fraction]

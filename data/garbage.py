@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from semix.data.errors import TooLarge
-from semix.data.formats import FAILED, INDICES, PROTOTYPES, SHARDS, ShardLabels
-from semix.data.index import index_names, open_index
+from semix.data.formats import FAILED, INDICES, PROTOTYPES, ShardLabels
+from semix.data.index import index_names, iterate_index
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.leases import claim, forgotten, lease_name, living, release
 from semix.data.records import FILES, numbered_folders
@@ -91,7 +91,12 @@ def _candidates(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
 
 def _unreferred(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
     """Damaged indices; if there are none, files of shards that no record and no index names."""
-    unrecorded = dict(_unrecorded(root))
+    unrecorded = {
+        name: (int(match[1]), info)
+        for folder in root.folders()
+        for name, info in folder.unnamed().items()
+        if (match := FILES.fullmatch(name))
+    }
     pins, damaged = _pins(root, unrecorded)
     infos = root.store.scan(INDICES, suffix=".json")[0] if damaged else {}
     for name, reason in damaged.items():
@@ -104,29 +109,16 @@ def _unreferred(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
             yield Garbage(name, info.bytes, "no record names it", shard, shard), info
 
 
-def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, FileInfo]]]:
-    """Tars and features that no commit record names, with their shards."""
-    for number in sorted(numbered_folders(root.store, SHARDS)):
-        files = root.store.scan(f"{SHARDS}/{number:04d}")[0]
-        entries = root.folder(number).values()
-        named = {name for entry in entries for name in (entry.tar, entry.features.name)}
-        for name, info in files.items():
-            if name not in named and (match := FILES.fullmatch(name)):
-                yield name, (int(match[1]), info)
-
-
 def _pins(root: Root, unrecorded: Mapping[str, object]) -> tuple[set[str], dict[str, str]]:
     """Those of the files that an index names, and the damaged indices, with the reason."""
     pinned: set[str] = set()
     damaged = {}
     for name in index_names(root.store):
         try:
-            index = open_index(root.store, name, plan_digest=root.plan.digest)
+            for entry in iterate_index(root.store, name, plan_digest=root.plan.digest):
+                pinned |= {entry.tar, entry.features.name} & unrecorded.keys()
         except ValueError as error:
             damaged[name] = str(error)
-            continue
-        for entry in index.rows if unrecorded else ():
-            pinned |= {entry.tar, entry.features.name} & unrecorded.keys()
     return pinned, damaged
 
 
@@ -135,7 +127,7 @@ def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
     for digest in label_sets(root):
         labels = LabelSet(root, digest)
         failed = root.store.infos(f"{labels.folder}/{FAILED}")
-        headers = labels.headers()
+        headers = dict(labels.headers())
         named = {header.features.name for header in headers.values() if header.features}
         for number in sorted(numbered_folders(root.store, labels.folder)):
             for name, info in root.store.scan(f"{labels.folder}/{number:04d}")[0].items():

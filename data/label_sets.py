@@ -1,7 +1,7 @@
 """Label sets: additional labels for the images of a root, one file per shard."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from semix.data.formats import (
     FAILED,
     PROTOTYPES,
     SETS,
+    SHARDS,
     Failure,
     File,
     LabelSetRecord,
@@ -27,6 +28,7 @@ from semix.data.store import FileInfo
 ROOT, IMAGES = "root", "images"  # sources of features, besides another set
 MIN_DIGITS = 6  # digits of an abbreviated digest
 PROJECTION = "projection"  # the one rule of labels that has a scale
+REMAKE = "remove it and run `semix relabel` again"
 LABEL_FILES_AT_ONCE = 64  # files read in parallel; each has some ten kilobytes
 
 
@@ -50,9 +52,8 @@ class NotLabelled(ValueError):
 class LabelSet:
     """One label set of a root, read from the store alone.
 
-    A shard counts as labelled if its labels name the sha256 of the tar that is committed now; if
-    its images are made again, its labels are missing again. Labels that are damaged, or are those
-    of another shard or set, count as missing.
+    A shard is labelled if its file of labels is listed and is newer than its commit record. If it
+    is not newer, it is read: labels of other images, which were made again since, do not count.
 
     Attributes:
         record: the content of set.json.
@@ -70,7 +71,6 @@ class LabelSet:
         self.folder = f"{SETS}/{self.digest}"
         self.record = _read_set(root, self.digest)
         self.prototypes = f"{self.folder}/{PROTOTYPES}"
-        self._headers: dict[int, tuple[FileInfo, LabelHeader | None]] = {}
         self._attempts = Attempts(self.store, f"{self.folder}/{FAILED}")
 
     @cached_property
@@ -81,30 +81,31 @@ class LabelSet:
             return None
         return self if source == IMAGES else LabelSet(self.root, source)
 
-    def headers(self) -> dict[int, LabelHeader]:
-        """Headers of the labels that are of the committed images, by shard ascending."""
-        self._refresh()
-        images = self.root.images()
-        known = ((shard, header) for shard, (_, header) in sorted(self._headers.items()) if header)
-        return {shard: header for shard, header in known if images.get(shard) == header.images}
-
     def done(self) -> list[int]:
-        """Shards whose images are committed and labelled."""
-        return list(self.headers())
+        """Shards whose images are committed and labelled, ascending."""
+        return self._listed()[0]
 
     def missing(self) -> list[int]:
-        """Shards whose images are committed and not labelled."""
-        labelled = self.headers()
-        return [shard for shard in self.root.images() if shard not in labelled]
+        """Shards whose images are committed and not labelled, ascending."""
+        return self._listed()[1]
+
+    def is_labelled(self, shard: int) -> bool:
+        """Whether there are labels of the images that are committed now."""
+        try:
+            record = self.root.record(shard)
+        except ValueError:  # damaged: nobody knows which images these are
+            return False
+        header = self.header(shard)
+        return bool(record and header and header.images == record.sha256)
+
+    def headers(self) -> Iterator[tuple[int, LabelHeader]]:
+        """Shard and header of each readable file of labels; all are read, even of other images."""
+        for number in sorted(numbered_folders(self.store, self.folder)):
+            yield from self._read_headers(sorted(self._labels_in(number)))
 
     def header(self, shard: int) -> LabelHeader | None:
         """The header of a shard's stored labels, even if they are of other images."""
         return dict(self._read_headers([shard])).get(shard)
-
-    def is_committed(self, shard: int, images: str) -> bool:
-        """Whether the tar with this sha256 is labelled."""
-        header = self.header(shard)
-        return header is not None and header.images == images
 
     def labels(self, shard: int, *, images: str | None = None) -> dict[int, SeriesLabels]:
         """The labels of each series of a shard, by group number.
@@ -126,9 +127,9 @@ class LabelSet:
         try:
             stored = self._parse(content, shard)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise ValueError(f"{name}: {error}; {REMAKE}") from None
         if stored.images != images:
-            raise NotLabelled(f"{name}: these labels are of other images; run `semix relabel`")
+            raise NotLabelled(f"{name}: these labels are of other images; {REMAKE}")
         return {series.group: series for series in stored.groups}
 
     def commit(
@@ -155,7 +156,8 @@ class LabelSet:
         content = record.written()
         if self.store.create(self.name(shard), content):
             return True
-        if self.is_committed(shard, images):
+        header = self.header(shard)
+        if header is not None and header.images == images:
             return False
         self.store.put(self.name(shard), content)  # the labels there were damaged or outdated
         return True
@@ -178,24 +180,22 @@ class LabelSet:
 
     def failures(self) -> dict[int, list[Failure]]:
         """The failed attempts at shards that are still not labelled."""
-        return self._attempts.read(self._failed())
+        return self._attempts.read(self._attempts.numbers(self.missing()))
 
     def progress(self) -> RootProgress:
         """How many of the shards that have images are labelled."""
-        images, headers = self.root.progress(), self.headers()
-        groups, count = sum(h.groups for h in headers.values()), self.root.plan.images_per_group
+        (done, missing), plan = self._listed(), self.root.plan
+        groups_of = self.root.layout.groups_of
+        groups_done = sum(len(groups_of(shard)) for shard in done)
+        groups = groups_done + sum(len(groups_of(shard)) for shard in missing)
         return RootProgress(
-            shards=images.done,
-            done=len(headers),
-            failed=len(self._failed()),
-            groups=images.groups_done,
-            groups_done=groups,
-            images=images.images_done,
-            images_done=groups * count,
-            left_out=0,
-            seconds=0.0,
-            stages={},
-            tflop=None,
+            shards=len(done) + len(missing),
+            done=len(done),
+            failed=len(self.failed_attempts(missing)),
+            groups=groups,
+            groups_done=groups_done,
+            images=groups * plan.images_per_group,
+            images_done=groups_done * plan.images_per_group,
         )
 
     def status(self) -> dict[str, Any]:
@@ -212,24 +212,29 @@ class LabelSet:
             "failed": progress.failed,
         }
 
-    def _failed(self) -> Mapping[int, Sequence[int]]:
-        labelled = set(self.done())
-        planned = range(self.root.plan.num_shards)
-        return self._attempts.numbers(shard for shard in planned if shard not in labelled)
-
-    def _refresh(self) -> None:
-        """Read the headers of labels that are new or changed."""
-        listed: dict[int, FileInfo] = {}
-        for number in sorted(numbered_folders(self.store, self.folder)):
-            infos = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
-            listed |= record_infos(infos, self.folder)
+    def _listed(self) -> tuple[list[int], list[int]]:
+        """The committed shards that are labelled, and those that are not, ascending."""
+        done: list[int] = []
+        missing: list[int] = []
+        labelled = numbered_folders(self.store, self.folder)
+        for number in sorted(numbered_folders(self.store, SHARDS)):
+            records = record_infos(self.store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
+            labels = self._labels_in(number) if number in labelled else {}
+            for shard, record in records.items():
+                if shard >= self.root.plan.num_shards:
+                    continue
+                info = labels.get(shard)
+                # Of two files of one second, a store may not say which is newer.
+                is_newer = info is not None and info.modified > record.modified
+                is_done = is_newer or (info is not None and self.is_labelled(shard))
+                (done if is_done else missing).append(shard)
             self.root.heartbeat()
-        known = self._headers
-        self._headers = {s: known[s] for s, f in listed.items() if s in known and known[s][0] == f}
-        unread = [shard for shard in listed if shard not in self._headers]
-        self._headers |= {shard: (listed[shard], None) for shard in unread}
-        for shard, header in self._read_headers(unread):
-            self._headers[shard] = listed[shard], header
+        return done, missing
+
+    def _labels_in(self, number: int) -> dict[int, FileInfo]:
+        """The listed files of labels of one folder, by shard."""
+        infos = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
+        return record_infos(infos, self.folder)
 
     def _read_headers(self, shards: Iterable[int]) -> Iterator[tuple[int, LabelHeader]]:
         """Shard and header for each of these shards whose labels can be read."""
@@ -285,5 +290,5 @@ def _read_set(root: Root, digest: str) -> LabelSetRecord:
         if (record.digest, record.plan) != (digest, root.plan.digest):
             raise ValueError("belongs to another root or set")
     except ValueError as error:
-        raise ValueError(f"{name}: {error}; remove it and run `semix relabel` again") from None
+        raise ValueError(f"{name}: {error}; {REMAKE}") from None
     return record

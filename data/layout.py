@@ -80,7 +80,7 @@ def layout(groups: int, size: int, extensions: Sequence[Extension] = ()) -> Layo
 
 def layout_of(plan: Plan, extensions: Sequence[Extension]) -> Layout:
     """The layout of plan.json as it was written, and of its extensions."""
-    return layout(plan.num_groups, plan.config["shards"]["groups_per_shard"], extensions)
+    return layout(plan.num_groups, plan.groups_per_shard, extensions)
 
 
 def segment_of(extension: Extension) -> Segment:

@@ -1,10 +1,11 @@
 """Lineage of shards: their plan, the models that made them, and their hashes."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
 from semix.data.fingerprint import fingerprint
-from semix.data.formats import BakedFrom, Plan, ShardEntry
+from semix.data.formats import BakedFrom, Plan
+from semix.data.index import Index
 from semix.data.ranges import format_ranges
 
 DIGITS = 12  # of a digest in a text
@@ -28,13 +29,13 @@ class Lineage(Source):
 
     Attributes:
         index: the index that pins them.
-        prototypes: number of shards by the SHA-256 of the prototypes in their labels.
+        prototypes: SHA-256 of the prototypes that the labels were made with.
         shards: number and SHA-256 of each shard, all made before the run.
     """
 
     url: str
     index: str
-    prototypes: dict[str, int]
+    prototypes: str
     shards: list[tuple[int, str]]
 
 
@@ -44,14 +45,11 @@ def source(plan: Plan) -> Source:
     return {"plan": plan.digest, "models": models, "baked_from": plan.baked_from}
 
 
-def read_shards(plan: Plan, entries: Iterable[ShardEntry], *, url: str, index: str) -> Lineage:
+def read_shards(plan: Plan, index: Index, *, url: str) -> Lineage:
     """The lineage of the shards that an index pins."""
-    shards, prototypes = [], dict[str, int]()
-    for entry in entries:
-        shards.append((entry.shard, entry.sha256))
-        prototypes[entry.prototypes] = prototypes.get(entry.prototypes, 0) + 1
-    pinned = {"url": url, "index": index, "prototypes": prototypes, "shards": shards}
-    return Lineage(**source(plan), **pinned)  # type: ignore[typeddict-item]
+    shards = [(shard.shard, shard.sha256) for shard in index.shards]
+    pinned = {"index": index.name, "prototypes": index.prototypes, "shards": shards}
+    return Lineage(**source(plan), url=url, **pinned)  # type: ignore[typeddict-item]
 
 
 def made_and_reused(before: Collection[int], after: Collection[int]) -> dict[str, str]:

@@ -40,7 +40,7 @@ class PinnedRoot:
         labels: digest of a label set, or its beginning.
         scale: sharpen the raw weights with it; None takes the labels as stored.
     Attributes:
-        index: its name; digest: its fingerprint.
+        index: its name; digest: its fingerprint; pinned: its content.
         shards: its entries, ascending.
         label_set: the one in use, or None.
     Raises:
@@ -59,13 +59,16 @@ class PinnedRoot:
     ) -> None:
         self.root, self.store, self.scale = root, root.store, scale
         self.class_names: tuple[str, ...] = tuple(root.plan.class_names)
-        num_mixed = root.plan.config["mixing"].get("classes", 2)
+        num_mixed = root.plan.classes_per_group
         if scale is not None and num_mixed > 2:
             remedy = f"{root.url} mixes {num_mixed} classes, whose labels stay as stored"
             raise InputError("scale", scale, remedy)
-        pinned = _open(root, index)
-        self.index, self.digest = pinned.name, pinned.digest
-        self.shards: list[ShardEntry] = pinned.shards()
+        self.pinned = _open(root, index)
+        self.index, self.digest, self.shards = (
+            self.pinned.name,
+            self.pinned.digest,
+            self.pinned.shards,
+        )
         self.label_set = None if labels is None else LabelSet(root, labels)
         if self.label_set is not None:
             labelled = set(self.store.list(self.label_set.folder))
@@ -177,9 +180,9 @@ class PinnedRoot:
     @property
     def _unit_length(self) -> bool:
         """Whether features and prototypes are normalised before they are compared."""
-        config: Any = self.root.plan.config.get("annotation", {})
-        annotation = self.label_set.record.annotation if self.label_set else config
-        return bool(annotation.get("normalize", False))
+        if self.label_set is None:
+            return self.root.plan.normalize
+        return bool(self.label_set.record.annotation.get("normalize", False))
 
     def _tensor(self, name: str, key: str, *, max_bytes: int = MAX_BYTES) -> "Tensor":
         try:
@@ -213,7 +216,7 @@ def _open(root: Root, name: str | None) -> Index:
     pinned_index = open_index(root.store, name)
     if pinned_index.plan != root.plan.digest:
         raise InputError("index", name, f"is of another plan than {root.url}")
-    if not len(pinned_index.rows):
+    if not pinned_index.shards:
         raise InputError("index", name, "lists no shard; run `semix resume` first")
     return pinned_index
 

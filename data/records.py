@@ -1,13 +1,15 @@
-"""The state of the shards of a plan: commit records, failed attempts and tombstones."""
+"""The state of the shards of a plan: commit records, failed attempts and tombstones.
+
+A shard is done if its commit record is listed. What a record says is read and compared with the
+listed files by whoever needs it: an index, `semix verify`, `semix status --full`.
+"""
 
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-
-import numpy as np
+from typing import Literal
 
 from semix.data.errors import TooLarge
 from semix.data.formats import (
@@ -17,13 +19,12 @@ from semix.data.formats import (
     SHARDS,
     CommitRecord,
     Failure,
-    ShardEntry,
     Tombstone,
     attempt_name,
     record_name,
     spec_digest,
 )
-from semix.data.index import ROW, Index, ShardRows, newest_index
+from semix.data.layout import Layout
 from semix.data.store import FileInfo, Store
 from semix.data.threads import mapped
 
@@ -32,169 +33,150 @@ MAX_MESSAGE = 10_000  # characters of an error, so that what is written can be r
 RECORD = re.compile(rf"{SHARDS}/\d{{4}}/(\d{{7}})\.json")
 FILES = re.compile(rf"{SHARDS}/\d{{4}}/(\d{{7}})-[0-9a-f]{{8}}\.(tar|features\.safetensors)")
 
+ProblemKind = Literal["shard", "record", "prototypes", "index", "labels", "orphan"]
+
 log = logging.getLogger("semix.root")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a root or of one shard.
+
+    Attributes:
+        shard: number of the shard; None for a problem of the whole root.
+        kind: an orphan is a file that nothing refers to; it only takes space.
+        files: the files to remove before their content can be made again.
+    """
+
+    shard: int | None
+    text: str
+    kind: ProblemKind = "shard"
+    files: tuple[str, ...] = ()
+
+    @property
+    def damage(self) -> bool:
+        return self.kind != "orphan"
+
+    def __str__(self) -> str:
+        return self.text if self.shard is None else f"shard {self.shard}: {self.text}"
 
 
 @dataclass
 class Folder:
-    """The state of a thousand shards, as of the last refresh.
+    """A thousand shards: the listed files, and the commit records among them.
 
     Attributes:
-        rows: one per shard whose record counts, ascending.
-        rejected: file info of each record that does not count, and the reason.
-        tombstones: how often each shard was discarded; shards that never were are omitted.
-        complete: whether every planned shard of this folder counts; then the folder is not listed
-            again unless one is discarded.
+        records: those that are of this plan, ascending, whether or not their files are intact.
+        problems: damaged and foreign records, and files that are missing or cut.
+        infos: all files of the folder by name.
+        subfolders: names of folders in it; semix makes none.
     """
 
-    rows: np.ndarray = field(default_factory=lambda: np.empty(0, ROW))
-    rejected: dict[int, tuple[FileInfo, str]] = field(default_factory=dict)
-    tombstones: dict[int, int] = field(default_factory=dict)
-    complete: bool = False
+    records: list[CommitRecord] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    infos: dict[str, FileInfo] = field(default_factory=dict)
+    subfolders: list[str] = field(default_factory=list)
 
-    def entries(self) -> list[ShardEntry]:
-        return list(ShardRows(self.rows))
+    @property
+    def intact(self) -> list[CommitRecord]:
+        """Records without a problem."""
+        damaged = {problem.shard for problem in self.problems}
+        return [record for record in self.records if record.shard not in damaged]
+
+    def unnamed(self) -> dict[str, FileInfo]:
+        """Files that are no commit record, and that no commit record names."""
+        named = {name for r in self.records for name in (r.tar, r.features.name)}
+        return {
+            name: info
+            for name, info in self.infos.items()
+            if name not in named and not RECORD.fullmatch(name)
+        }
 
 
-class Records:
-    """The commit records of one plan that count.
+def listed_shards(store: Store, folder: int) -> list[int]:
+    """Numbers of the shards of one folder that have a commit record."""
+    return [*record_infos(store.scan(f"{SHARDS}/{folder:04d}", suffix=".json")[0])]
 
-    A record counts if it has its own name, carries this plan's spec digest, and is newer than the
-    last tombstone of its shard: a record stores how many tombstones its shard had.
+
+def read_folder(store: Store, number: int, *, plan: str, layout: Layout) -> Folder:
+    """Read the commit records of one folder, and compare them with plan and listing.
 
     Args:
-        shards: number of shards of the plan.
-        use_index: take records from the newest index where it has them; else read every record.
-        heartbeat: called after each folder of a refresh, which is slow without an index.
+        plan: digest of the plan.
+    Raises:
+        InputError: a newer version of semix wrote a record.
     """
-
-    def __init__(
-        self,
-        store: Store,
-        plan_digest: str,
-        *,
-        shards: int,
-        use_index: bool = True,
-        heartbeat: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._store, self._plan, self._shards = store, plan_digest, shards
-        self._heartbeat = heartbeat
-        self._folders: dict[int, Folder] = {}
-        self._use_index = use_index
-        self._index: Index | None = None
-
-    def refresh(self, start: int = 0, stop: int | None = None) -> None:
-        """Read the records of these shards that are new; by default of all shards of the plan."""
-        stop = self._shards if stop is None else min(stop, self._shards)
-        numbers = set(range(start // PER_FOLDER, -(-stop // PER_FOLDER)))
-        discarded = numbered_folders(self._store, DISCARDED) & numbers
-        listed = numbered_folders(self._store, SHARDS) & numbers
-        for number in numbers - listed:
-            self._folders.pop(number, None)
-        numbers = {n for n in listed if n in discarded or not self._folder(n).complete}
-        if numbers and self._use_index and not self._folders.keys() & numbers:
-            self._index = newest_index(self._store, self._plan)
-        update = partial(self._updated_folder, discarded=discarded)
-        for number, folder in zip(
-            sorted(numbers),
-            mapped(update, sorted(numbers), threads=self._store.parallel),
-            strict=True,
-        ):
-            self._folders[number] = folder
-            self._heartbeat()
-        self._index = None  # it is large, and its rows are now in the folders
-
-    def rows(self) -> ShardRows:
-        """All shards of the plan that count, as of the last refresh."""
-        folder_rows = [self._folders[number].rows for number in sorted(self._folders)]
-        return ShardRows(np.concatenate([np.empty(0, ROW), *folder_rows])).between(0, self._shards)
-
-    def missing(self, start: int = 0, stop: int | None = None) -> list[int]:
-        """Shards of the plan that do not count, as of the last refresh, ascending."""
-        stop = self._shards if stop is None else min(stop, self._shards)
-        is_missing = np.ones(max(0, stop - start), bool)
-        is_missing[self.rows().between(start, stop).numbers - start] = False
-        missing_shards: list[int] = (start + np.flatnonzero(is_missing)).tolist()
-        return missing_shards
-
-    def folders(self) -> dict[int, Folder]:
-        """All folders by number; they may hold shards beyond the last of the plan."""
-        return dict(sorted(self._folders.items()))
-
-    def find(self, shard: int) -> CommitRecord | None:
-        """The full record of one shard, read from the store; None if it does not count.
-
-        Raises:
-            InputError: a newer version of semix wrote it.
-        """
-        name = record_name(shard)
+    infos, subfolders = store.scan(f"{SHARDS}/{number:04d}")
+    folder = Folder(infos=infos, subfolders=subfolders)
+    names = {record_name(shard): shard for shard in record_infos(infos)}
+    contents = store.get_many(names, max_bytes=CommitRecord.MAX_BYTES)
+    for name, shard in names.items():
         try:
-            record = self._checked(self._store.get(name, max_bytes=CommitRecord.MAX_BYTES), shard)
-        except (FileNotFoundError, IsADirectoryError, ValueError):
-            return None
-        return record if record.discards == discards_of(self._store, shard) else None
+            if infos[name].bytes > CommitRecord.MAX_BYTES:
+                raise ValueError(f"has {infos[name].bytes} bytes, far too many")
+            if name not in contents:  # reading it again raises the reason
+                contents[name] = store.get(name, max_bytes=CommitRecord.MAX_BYTES)
+            record = parse_record(contents[name], shard, plan=plan, where=f"{store.url}/{name}")
+        except FileNotFoundError:  # discarded since it was listed
+            continue
+        except ValueError as error:
+            text = f"its commit record {error}"
+            folder.problems.append(Problem(shard, text, "record", (name,)))
+            continue
+        folder.records.append(record)
+        folder.problems += _record_problems(store, record, infos, layout)
+    return folder
 
-    def _folder(self, number: int) -> Folder:
-        return self._folders.get(number) or Folder()
 
-    def _updated_folder(self, number: int, *, discarded: Iterable[int]) -> Folder:
-        before = self._folder(number)
-        # Tombstones first: a shard discarded between the two listings shows at the next refresh.
-        tombstones = discards(self._store, number) if number in discarded else {}
-        if before.complete and tombstones == before.tombstones:
-            return before
-        infos = record_infos(self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
-        known = {int(row["shard"]): row for row in self._index_rows(number)}
-        known |= {int(row["shard"]): row for row in before.rows}
-        unchanged = {
-            shard: known[shard]
-            for shard, info in infos.items()
-            if shard in known and _is_current(known[shard], info, tombstones)
-        }
-        rejected = {s: reason for s, reason in before.rejected.items() if reason[0] == infos.get(s)}
-        if tombstones != before.tombstones:
-            rejected = {}
-        unread = [s for s in infos if s not in unchanged and s not in rejected]
-        read_rows, newly_rejected = self._read(unread, infos, tombstones)
-        rows = _with_times([*unchanged.values(), *read_rows.array], infos)
-        planned = min(PER_FOLDER, self._shards - number * PER_FOLDER)
-        complete = int((rows["shard"] < self._shards).sum()) == planned
-        return Folder(rows, rejected | newly_rejected, tombstones, complete)
+def parse_record(content: bytes, shard: int, *, plan: str, where: str) -> CommitRecord:
+    """The commit record of a shard of this plan.
 
-    def _read(
-        self, shards: Sequence[int], infos: Mapping[int, FileInfo], tombstones: Mapping[int, int]
-    ) -> tuple[ShardRows, dict[int, tuple[FileInfo, str]]]:
-        """The records that count, and why others do not; deleted records are in neither."""
-        max_bytes, entries, rejected = CommitRecord.MAX_BYTES, [], {}
-        for shard in shards:
-            if infos[shard].bytes > max_bytes:
-                rejected[shard] = infos[shard], f"has {infos[shard].bytes} bytes, far too many"
-        names = {record_name(shard): shard for shard in shards if shard not in rejected}
-        for name, content in self._store.get_many(names, max_bytes=max_bytes).items():
-            shard = names[name]
-            try:
-                record = self._checked(content, shard)
-                if record.discards != tombstones.get(shard, 0):
-                    raise ValueError("was discarded and is still there")
-            except ValueError as error:
-                rejected[shard] = infos[shard], str(error)
-                continue
-            entries.append(record.entry(len(content)))
-        return ShardRows.of(entries), rejected
+    Raises:
+        ValueError: the reason why it is not; InputError: a newer version of semix wrote it.
+    """
+    record = CommitRecord.read(content, where=where)
+    if record.shard != shard:
+        raise ValueError(f"is the record of shard {record.shard}")
+    if record.spec != spec_digest(plan, shard):
+        raise ValueError("belongs to another plan")
+    return record
 
-    def _checked(self, content: bytes, shard: int) -> CommitRecord:
-        record = CommitRecord.read(content, where=f"{self._store.url}/{record_name(shard)}")
-        if record.shard != shard:
-            raise ValueError(f"is the record of shard {record.shard}")
-        if record.spec != spec_digest(self._plan, shard):
-            raise ValueError("belongs to another plan")
-        return record
 
-    def _index_rows(self, number: int) -> np.ndarray:
-        if self._index is None:
-            return np.empty(0, ROW)
-        start = number * PER_FOLDER
-        return self._index.rows.between(start, start + PER_FOLDER).array
+def _record_problems(
+    store: Store, record: CommitRecord, infos: Mapping[str, FileInfo], layout: Layout
+) -> Iterator[Problem]:
+    """Where a record differs from the plan, or its files from their recorded sizes."""
+    shard = record.shard
+    if shard >= layout.num_shards:
+        text = f"{record_name(shard)} is beyond the shards of the plan; is an extension missing?"
+        yield Problem(shard, text, "record")
+        return
+    omitted = {series.group for series in record.left_out}
+    if record.group_numbers != [g for g in layout.groups_of(shard) if g not in omitted]:
+        groups = f"{record.groups} groups from {record.first} on"
+        yield Problem(shard, f"holds {groups}, the plan says otherwise")
+    sizes = {record.tar: record.bytes, record.features.name: record.features.bytes}
+    problems = {name: size_problem(store, name, size, infos) for name, size in sizes.items()}
+    if any(problems.values()):
+        text = "; ".join(f"{name} {problem}" for name, problem in problems.items() if problem)
+        files = tuple(name for name, problem in problems.items() if problem and name in infos)
+        yield Problem(shard, text, files=files)
+
+
+def size_problem(
+    store: Store, name: str, size: int, infos: Mapping[str, FileInfo] | None = None
+) -> str | None:
+    """Why a file is not of its recorded size.
+
+    Args:
+        infos: a listing; a file that is not in it is asked for, because a listing may be late.
+    """
+    try:
+        info = (infos or {}).get(name)
+        actual = info.bytes if info else store.size(name)
+    except FileNotFoundError:
+        return "is missing"
+    return None if actual == size else f"has {actual} bytes, not {size}"
 
 
 class Attempts:
@@ -265,35 +247,20 @@ def record_infos(infos: Mapping[str, FileInfo], folder: str = SHARDS) -> dict[in
     return {shard: infos[name] for name, shard in numbered if name == record_name(shard, folder)}
 
 
-def discards(store: Store, folder: int) -> dict[int, int]:
-    """The number of the last tombstone of each shard in one folder that was discarded before."""
-    last_tombstones: dict[int, int] = {}
-    for shard, number in Attempts(store, DISCARDED)._listed(folder):
-        last_tombstones[shard] = max(last_tombstones.get(shard, 0), number)
-    return last_tombstones
-
-
-def discards_of(store: Store, shard: int) -> int:
-    return discards(store, shard // PER_FOLDER).get(shard, 0)
-
-
 def discard_record(store: Store, shard: int, *, why: str) -> None:
     """Remove a commit record, so that the shard counts as missing and is made again.
 
-    A tombstone keeps the reason and the record's text. It is written first: from then on neither
-    the record nor its row in an index counts.
+    A tombstone, which is written first, keeps the reason and the record's text.
     """
     name = record_name(shard)
     try:
-        content_text = store.get(name, max_bytes=CommitRecord.MAX_BYTES).decode(
-            "utf-8", errors="replace"
-        )
+        text = store.get(name, max_bytes=CommitRecord.MAX_BYTES).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return
     except TooLarge as error:
-        content_text = str(error)
-    content = Tombstone(shard=shard, why=why, record=content_text).written(indent=1)
-    number = 1 + discards_of(store, shard)
+        text = str(error)
+    content = Tombstone(shard=shard, why=why, record=text).written(indent=1)
+    number = 1 + Attempts(store, DISCARDED).last(shard)
     while not store.create(attempt_name(shard, number, DISCARDED), content):
         number += 1
     store.delete(name)
@@ -303,18 +270,3 @@ def numbered_folders(store: Store, parent: str) -> set[int]:
     """Numbers of the folders below `parent`, each of which is for a thousand shards."""
     matches = (re.fullmatch(rf"{parent}/(\d{{4}})", name) for name in store.scan(parent)[1])
     return {int(match[1]) for match in matches if match}
-
-
-def _is_current(row: np.void, info: FileInfo, tombstones: Mapping[int, int]) -> bool:
-    """Whether a row matches the listed file; rows that come from an index have no time."""
-    same_time = row["modified"] in (0.0, info.modified)
-    same_count = row["discards"] == tombstones.get(int(row["shard"]), 0)
-    return bool(same_time and same_count and row["record_bytes"] == info.bytes)
-
-
-def _with_times(rows: Sequence[np.void], infos: Mapping[int, FileInfo]) -> np.ndarray:
-    """These rows in ascending order, with the times at which their records were written."""
-    ascending = np.array(list(rows), ROW)
-    ascending = ascending[np.argsort(ascending["shard"])]
-    ascending["modified"] = [infos[shard].modified for shard in ascending["shard"].tolist()]
-    return ascending

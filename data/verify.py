@@ -6,83 +6,62 @@ Sizes are compared from listings; with `full` every byte, image and label is rea
 import hashlib
 import io
 import json
-from collections import Counter
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
-from semix.data.errors import InputError, TooLarge
+from semix.data.errors import TooLarge
 from semix.data.formats import (
     DISCARDED,
-    PAIRS,
     PROTOTYPES,
     SHARDS,
-    Pairs,
+    CommitRecord,
     Plan,
     ShardEntry,
-    record_name,
 )
 from semix.data.images import decode_image
-from semix.data.index import index_names, open_index
+from semix.data.index import index_names, iterate_index
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.leases import claim, release
 from semix.data.machine import cores
-from semix.data.records import FILES, RECORD, Folder, Records, numbered_folders
-from semix.data.root import Root, ShardInput
-from semix.data.store import FileInfo, Store
+from semix.data.records import (
+    FILES,
+    RECORD,
+    Folder,
+    Problem,
+    numbered_folders,
+    size_problem,
+)
+from semix.data.root import REMEDY, Root
+from semix.data.store import FileInfo
 from semix.data.tar import GroupSample, Hashing, read_tar
 from semix.data.tensors import open_sealed, read_arrays
 from semix.data.threads import mapped
 
-ProblemKind = Literal["shard", "record", "prototypes", "pairs", "index", "labels", "orphan"]
-Listing = Mapping[str, FileInfo]
-REMEDY = "restore the earlier file, or build into a new folder"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem of a root or of one shard.
-
-    Attributes:
-        shard: number of the shard; None for a problem of the whole root.
-        kind: an orphan is a file that nothing refers to; it only takes space.
-        files: the files to remove before their content can be made again.
-    """
-
-    shard: int | None
-    text: str
-    kind: ProblemKind = "shard"
-    files: tuple[str, ...] = ()
-
-    @property
-    def damage(self) -> bool:
-        return self.kind != "orphan"
-
-    def __str__(self) -> str:
-        return self.text if self.shard is None else f"shard {self.shard}: {self.text}"
+log = logging.getLogger("semix.build")
 
 
 def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
     """All problems of a root, one by one; one folder of shards is in memory at a time.
 
     Args:
-        full: read every record, hash every file, decode every image, check every label.
+        full: also hash every file, decode every image, check every label.
     """
-    store, shards = root.store, root.plan.num_shards
-    records = Records(store, root.plan.digest, shards=shards, use_index=not full)
-    records.refresh()
-    known, damaged = records.folders(), set()
-    for number in sorted(numbered_folders(store, SHARDS) | known.keys()):
-        for problem in _folder_problems(root, number, known.get(number, Folder()), full=full):
+    intact: dict[int, str] = {}
+    made_with: dict[str, list[int]] = {}  # shards by the SHA-256 of their prototypes
+    for folder in root.folders():
+        damaged = set()
+        for problem in _folder_problems(root, folder, full=full):
             damaged |= {problem.shard} if problem.damage else set()
             yield problem
-    yield from _orphans(_files_outside_folders(root), ())
-    rows = records.rows()
-    intact = {shard: digest for shard, digest in rows.images().items() if shard not in damaged}
-    yield from _made_with_problems(root, rows.array)
+        for record in folder.intact:
+            made_with.setdefault(record.prototypes, []).append(record.shard)
+            if record.shard not in damaged:
+                intact[record.shard] = record.sha256
+    yield from orphans(_files_outside_folders(root))
+    yield from _prototypes_problems(root, made_with)
     yield from _index_problems(root, intact)
     yield from _label_problems(root, full=full)
 
@@ -101,18 +80,12 @@ def quarantine(root: Root, problems: Iterable[Problem]) -> int:
     return sum(_quarantine(root, problem) for problem in problems)
 
 
-def check_same_origin(root: Root, file: ShardInput, digest: str) -> None:
-    """Raises InputError if committed shards were made with another prototypes or pairs file.
-
-    Args:
-        digest: SHA-256 of the file that exists, or is about to be written.
-    """
-    counts = root.shards_by_input(file)
-    if count := counts.total() - counts[""] - counts[digest]:
-        first = next(e.shard for e in root.entries() if getattr(e, file) not in ("", digest))
-        name = PROTOTYPES if file == "prototypes" else PAIRS
-        remedy = f"are not those that {count} shards, {first} on, were made with; {REMEDY}"
-        raise InputError(f"{root.url}/{name}", digest[:12], remedy)
+def quarantine_prototypes(root: Root) -> None:
+    """Discard a prototypes file that cannot be used, so that it is measured again."""
+    problems = [p for p in _prototypes_problems(root, {}) if p.files]
+    for problem in problems:
+        log.warning("%s", problem)
+    quarantine(root, problems)
 
 
 def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
@@ -133,69 +106,32 @@ def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
     return None
 
 
-def unusable_pairs(content: bytes, plan: Plan, *, count: int | None = None) -> str | None:
-    """The reason why pairs.json is unusable for this plan; None if it is usable."""
-    try:
-        pairs = Pairs.read(content)
-    except ValueError as error:
-        return f"cannot be read: {error}"
-    if any(second >= len(plan.class_names) for _, second in pairs):
-        return f"names a class beyond the {len(plan.class_names)} of the plan"
-    if count is not None and len(pairs) != count:
-        return f"holds {len(pairs)} pairs, the plan has {count}"
-    return None
-
-
-def _folder_problems(root: Root, number: int, records: Folder, *, full: bool) -> Iterator[Problem]:
-    """Compare the listed files of a thousand shards with their records."""
-    infos, folders = root.store.scan(f"{SHARDS}/{number:04d}")
-    for folder in folders:
-        infos |= root.store.infos(folder)
-    for shard, (_, reason) in records.rejected.items():
-        name = record_name(shard)
-        yield Problem(shard, f"its commit record {reason}", "record", (name,))
-    for name in folders:
+def _folder_problems(root: Root, folder: Folder, *, full: bool) -> Iterator[Problem]:
+    """What is wrong with a thousand shards, and files there that no record names."""
+    for name in folder.subfolders:
         if RECORD.fullmatch(name):
             text = f"{name} is a folder, not a commit record; move it away"
             yield Problem(int(name[-12:-5]), text, "record")
-    entries = records.entries()
-    for entry in entries:
-        if entry.shard >= root.plan.num_shards:
-            text = f"{record_name(entry.shard)} is beyond the shards of the plan; "
-            yield Problem(entry.shard, f"{text}is an extension missing?", "record")
-    planned = [entry for entry in entries if entry.shard < root.plan.num_shards]
-    check = partial(_shard_problem, root, infos, full=full)
-    problems = mapped(check, planned, threads=max(2, cores())) if full else map(check, planned)
-    yield from filter(None, problems)
-    yield from _orphans(infos, {name for e in entries for name in (e.tar, e.features.name)})
+    yield from folder.problems
+    if full:
+        check = partial(_content_problem, root)
+        yield from filter(None, mapped(check, folder.intact, threads=max(2, cores())))
+    yield from orphans(folder.unnamed())
+    for name in folder.subfolders:
+        yield from orphans(root.store.infos(name))
 
 
-def _shard_problem(root: Root, infos: Listing, entry: ShardEntry, *, full: bool) -> Problem | None:
-    problems: dict[str, str] = {}
-    planned = root.layout.groups_of(entry.shard)
-    omitted = {series.group for series in entry.left_out}
-    if entry.group_numbers != [group for group in planned if group not in omitted]:
-        problems[""] = f"holds {entry.groups} groups from {entry.first} on, the plan says otherwise"
-    checks: dict[str, tuple[int, Callable[[Root, ShardEntry], Iterator[str]]]] = {
-        entry.tar: (entry.bytes, _tar_problems),
-        entry.features.name: (entry.features.bytes, _features_problems),
+def _content_problem(root: Root, record: CommitRecord) -> Problem | None:
+    """What is wrong inside the files of a shard, whose sizes are as recorded."""
+    checks: dict[str, Callable[[Root, ShardEntry], Iterator[str]]] = {
+        record.tar: _tar_problems,
+        record.features.name: _features_problems,
     }
-    for name, (size, check) in checks.items():
-        problem = _size_problem(infos.get(name), size)
-        if problem is None and full and "" not in problems:  # else the record itself is wrong
-            problem = "; ".join(check(root, entry)) or None
-        if problem:
-            problems[name] = problem
-    if not problems:
+    problems = {name: "; ".join(check(root, record)) for name, check in checks.items()}
+    if not any(problems.values()):
         return None
-    text = "; ".join(f"{name} {problem}".strip() for name, problem in problems.items())
-    return Problem(entry.shard, text, files=tuple(name for name in problems if name in infos))
-
-
-def _size_problem(info: FileInfo | None, size: int) -> str | None:
-    if info is None:
-        return "is missing"
-    return None if info.bytes == size else f"has {info.bytes} bytes, not {size}"
+    text = "; ".join(f"{name} {problem}" for name, problem in problems.items() if problem)
+    return Problem(record.shard, text, files=tuple(n for n, problem in problems.items() if problem))
 
 
 def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
@@ -264,52 +200,46 @@ def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
             yield f"{name} holds values that are not finite"
 
 
-def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
-    """Problems of the prototypes and pairs files: damaged, of another plan, or of other shards."""
-    pairs = root.plan.config["mixing"].get("pairs", {})
-    checks: list[tuple[ShardInput, str, Callable[[bytes, Plan], str | None]]]
-    checks = [("prototypes", PROTOTYPES, unusable_prototypes)]
-    if pairs.get("kind") == "similar":
-        checks.append(("pairs", PAIRS, partial(unusable_pairs, count=pairs.get("count"))))
-    for kind, name, unusable in checks:
-        counts = Counter(value.decode() for value in rows[kind].tolist())
-        try:
-            content = root.store.get(name)
-        except FileNotFoundError:
-            if counts:
-                yield Problem(None, f"{name} is missing", kind)
-            continue
-        except TooLarge as error:
-            yield Problem(None, str(error), kind, (name,))
-            continue
-        if reason := unusable(content, root.plan):
-            yield Problem(None, f"{name} {reason}", kind, (name,))
-            continue
-        digest = hashlib.sha256(content).hexdigest()
-        if count := counts.total() - counts[""] - counts[digest]:
-            yield Problem(None, f"{name} is not what {count} shards were made with", kind)
+def _prototypes_problems(root: Root, made_with: Mapping[str, list[int]]) -> Iterator[Problem]:
+    """Problems of the prototypes file: damaged, of another plan, or not what shards were made with.
+
+    Args:
+        made_with: shards by the SHA-256 of the prototypes that they were made with.
+    """
+    try:
+        content = root.store.get(PROTOTYPES)
+    except FileNotFoundError:
+        if made_with:
+            yield Problem(None, f"{PROTOTYPES} is missing", "prototypes")
+        return
+    except TooLarge as error:
+        yield Problem(None, str(error), "prototypes", (PROTOTYPES,))
+        return
+    if reason := unusable_prototypes(content, root.plan):
+        yield Problem(None, f"{PROTOTYPES} {reason}", "prototypes", (PROTOTYPES,))
+        return
+    digest = hashlib.sha256(content).hexdigest()
+    others = [s for other, shards in made_with.items() if other not in ("", digest) for s in shards]
+    if others:
+        text = f"{PROTOTYPES} is not what {len(others)} shards were made with, {min(others)} on"
+        yield Problem(None, f"{text}; {REMEDY}", "prototypes")
 
 
 def _index_problems(root: Root, intact: Mapping[int, str]) -> Iterator[Problem]:
     """Indices that cannot be read, or that pin missing or changed tars."""
     for name in index_names(root.store):
+        changed = []
         try:
-            index = open_index(root.store, name, plan_digest=root.plan.digest)
+            for entry in iterate_index(root.store, name, plan_digest=root.plan.digest):
+                is_intact = intact.get(entry.shard) == entry.sha256
+                if not is_intact and size_problem(root.store, entry.tar, entry.bytes):
+                    changed.append(entry)
         except (FileNotFoundError, ValueError) as error:
             yield Problem(None, str(error), "index", (name,))
             continue
-        unverified = [e for e in index.rows if intact.get(e.shard) != e.sha256]
-        changed = [e for e in unverified if _size_problem(_file_info(root.store, e.tar), e.bytes)]
         if changed:
             text = f"{name}: pins {len(changed)} tars that are missing or cut, {changed[0].tar} on"
             yield Problem(changed[0].shard, text, "index")
-
-
-def _file_info(store: Store, name: str) -> FileInfo | None:
-    try:
-        return FileInfo(store.size(name), 0.0)
-    except FileNotFoundError:
-        return None
 
 
 def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
@@ -322,24 +252,26 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
             continue
         if not full:
             continue
-        where, headers = f"labels/{digest[:12]}", labels.headers()
-        for entry in root.entries():
-            name = labels.name(entry.shard)
-            if entry.shard in headers:
-                if list(labels.labels(entry.shard)) != entry.group_numbers:
-                    text = f"{where}: other groups than the shard's"
-                    yield Problem(entry.shard, text, "labels")
-            elif root.store.exists(name):
-                text = f"{where}: damaged, or of other images"
-                yield Problem(entry.shard, text, "labels", (name,))
+        for record in (record for folder in root.folders() for record in folder.intact):
+            yield from _shard_label_problems(labels, record)
 
 
-def _orphans(infos: Listing, named: Iterable[str]) -> Iterator[Problem]:
+def _shard_label_problems(labels: LabelSet, record: CommitRecord) -> Iterator[Problem]:
+    name, where = labels.name(record.shard), f"labels/{labels.digest[:12]}"
+    try:
+        groups = list(labels.labels(record.shard, images=record.sha256))
+    except ValueError:
+        if labels.store.exists(name):
+            text = f"{where}: damaged, or of other images"
+            yield Problem(record.shard, text, "labels", (name,))
+        return
+    if groups != record.group_numbers:
+        yield Problem(record.shard, f"{where}: other groups than the shard's", "labels", (name,))
+
+
+def orphans(unnamed: Mapping[str, FileInfo]) -> Iterator[Problem]:
     """Files in the folders of shards that no commit record names."""
-    named = set(named)
-    for name, info in infos.items():
-        if RECORD.match(name) or name in named:
-            continue
+    for name, info in unnamed.items():
         match = FILES.fullmatch(name)
         what = "no commit record names it" if match else "does not belong here"
         text = f"{name}: {what} ({info.bytes} bytes)"
@@ -358,7 +290,7 @@ def _files_outside_folders(root: Root) -> dict[str, FileInfo]:
 
 def _quarantine(root: Root, problem: Problem) -> bool:
     discardable = problem.kind == "shard" or (problem.kind == "record" and bool(problem.files))
-    if problem.kind in ("prototypes", "pairs") and problem.files:
+    if problem.kind == "prototypes" and problem.files:
         _discard_file(root, problem)
     elif problem.shard is not None and discardable:
         if not claim(root.store, problem.shard):

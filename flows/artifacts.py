@@ -37,7 +37,7 @@ from semix.data.files import MAX_JSON, read_bytes
 from semix.data.fingerprint import fingerprint
 from semix.data.lineage import describe_source, made_and_reused, source
 from semix.data.printable import markdown_text
-from semix.data.root import Root, RootProgress
+from semix.data.root import RecordTotals, Root, RootProgress
 from semix.flows.progress import Rate, derived_metrics, describe, duration, image_count, images_left
 
 ARTIFACT_EVERY_S = 5.0
@@ -196,7 +196,7 @@ def build_summary(
         seconds: duration of the run.
     """
     with best_effort_display():
-        facts = summary(root.progress(), began=began, seconds=seconds)
+        facts = summary(root.progress(), root.totals(), began=began, seconds=seconds)
         shards_made = made_and_reused(before, root.done())
         facts |= {"made in this run": shards_made["made"], "reused": shards_made["reused"]}
         if series := _series_to_show(root):
@@ -212,20 +212,22 @@ def build_summary(
         facts_table(facts, key=key, description=text)
 
 
-def summary(progress: RootProgress, *, began: RootProgress, seconds: float) -> dict[str, str]:
+def summary(
+    progress: RootProgress, totals: RecordTotals, *, began: RootProgress, seconds: float
+) -> dict[str, str]:
     """Counts, rates and seconds per stage."""
     new_shards = progress.done - began.done
     new_images = progress.images_done - began.images_done
-    rate = derived_metrics(progress)["images_per_second"]
+    rate = derived_metrics(progress, totals)["images_per_second"]
     facts = {
         "shards": f"{progress.done:,} of {progress.shards:,}, {new_shards:,} in this run",
         "images": f"{progress.images_done:,} of {progress.images:,}, {new_images:,} in this run",
         "this run": f"{duration(seconds)}, {new_images / seconds:.3g} images/s",
         "one worker": f"{rate:.3g} images/s" if rate else "",
     }
-    if progress.left_out:
-        facts["left out"] = f"{progress.left_out} series"
-    stages = sorted(progress.stages.items(), key=lambda stage: -stage[1])
+    if totals.left_out:
+        facts["left out"] = f"{totals.left_out} series"
+    stages = sorted(totals.stages.items(), key=lambda stage: -stage[1])
     return facts | {STAGES[name]: f"{spent:.1f} s of all workers" for name, spent in stages}
 
 

@@ -17,26 +17,27 @@ from semix.flows.build_steps import (
     ShardSelection,
     check_complete,
     check_work,
+    index_or_quarantine,
     log_complete,
     log_ignored_files,
     log_notes,
-    quarantine_damage,
     restore_prototypes,
     resume_hint,
 )
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
 from semix.flows.costs import DEFAULT_SHARE, check_rates, costs
-from semix.flows.slots import SlotSettings, check_gpu, prepare_workers
+from semix.flows.slots import SlotSettings, check_gpu, check_slots, prepare_workers
 from semix.pipeline.config import BuildConfig, hard_label_notes
+from semix.pipeline.plan import Build
 from semix.pipeline.prototypes import stored_scale
 from semix.pipeline.root import (
+    build_of,
+    build_to_continue,
+    check_overrides,
     checked_plan,
-    create_root,
+    create_build,
     extend_root,
-    open_root,
-    plan_of,
-    root_to_continue,
     running_on,
 )
 
@@ -70,11 +71,16 @@ def build(
         BuildFailed: names the failed shards and the command to go on.
     """
     config_source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
-    root = create_root(load_config(BuildConfig, config_source, overrides), out)
+    settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
+    config_values = load_config(BuildConfig, config_source, overrides)
+    opened = create_build(config_values, out, device=settings.flow_device)
     # The flow reads the settings of a BuildConfig from plan.json.
     path = "" if isinstance(config, BuildConfig) else whole_path(config)
-    used_overrides = overrides if path else root.overrides
-    return _run_build(root, path, used_overrides, slots=slots, selection=selection, full=full)
+    used_overrides = overrides if path else opened.overrides
+    if full or not _is_complete(opened.root, opened.overrides, settings, selection):
+        check_slots(settings)
+        _run_build(opened, path, used_overrides, settings, selection=selection, full=full)
+    return opened.root
 
 
 def resume(
@@ -92,39 +98,51 @@ def resume(
 
     Args:
         root: an open root, or its path or URL.
-        overrides: with a path or URL: new paths of models and images, as `generator.model=PATH`.
+        overrides: new paths of models and images, as `generator.model=PATH`.
     """
-    root = open_root(root, overrides) if isinstance(root, str) else root
-    return _run_build(root, "", root.overrides, slots=slots, selection=selection, full=full)
+    settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
+    root = Root(root) if isinstance(root, str) else root
+    check_overrides(overrides)
+    if full or not _is_complete(root, overrides, settings, selection):
+        check_slots(settings)
+        opened = build_of(root, overrides)
+        _run_build(opened, "", overrides, settings, selection=selection, full=full)
+    return root
+
+
+def _is_complete(
+    root: Root, overrides: Sequence[str], settings: SlotSettings, selection: ShardSelection
+) -> bool:
+    """Whether nothing has to be made; then the index is written, and no settings are read."""
+    if selection.shards_to_make(root):
+        return False
+    check_gpu(settings)
+    restore_prototypes(root, overrides, settings.flow_device)
+    check_complete(root, selection)
+    if not index_or_quarantine(root):
+        return False
+    log_complete(root, selection)
+    return True
 
 
 def _run_build(
-    root: Root,
+    opened: Build,
     config: str,
     overrides: Sequence[str],
+    settings: SlotSettings,
     *,
-    slots: SlotSettings | int | None,
     selection: ShardSelection,
     full: bool,
-) -> Root:
-    """Run the build flow on a root if shards are missing, after all checks."""
-    settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
-    if not (full or selection.shards_to_make(root)):
-        check_gpu(settings)
-        quarantine_damage(root)
-        if not selection.shards_to_make(root):
-            restore_prototypes(root, settings.flow_device)
-            log_complete(root, selection)
-            check_complete(root, selection)
-            root.write_index()
-            return root
-    check_work(root, settings, selection)
+) -> None:
+    """Run the build flow, after all checks."""
+    root = opened.root
+    check_work(opened, selection)
     # Workers start while Prefect is imported.
     with running_on(root), prepare_workers(settings, url=root.url):
         run_flow(
             "semix.flows.build_flow.build_flow",
             lambda: resume_hint(root),
-            prepared=root,
+            prepared=opened,
             out=root.url,
             config=config,
             overrides=list(overrides),
@@ -138,7 +156,6 @@ def _run_build(
             full=full,
             device=settings.device,
         )
-    return root
 
 
 def extend(
@@ -167,9 +184,9 @@ def extend_to(config: BuildConfig, out: str, *, slots: SlotSettings | int | None
         InputError, BuildFailed: as for `extend`.
     """
     root, groups_per_pair = Root(out), config.mixing.groups_per_pair
-    planned = root.plan.config["mixing"]["groups_per_pair"]
+    planned = root.stored_plan.groups_per_pair
     mixing = config.mixing.model_copy(update={"groups_per_pair": planned})
-    if root_to_continue(config.model_copy(update={"mixing": mixing}), out) is None:
+    if build_to_continue(config.model_copy(update={"mixing": mixing}), out) is None:
         remedy = "holds another plan, of which no shard was made; `semix build` replaces that plan"
         raise InputError("out", out, remedy)
     return extend(root, groups_per_pair, slots=slots)
@@ -194,15 +211,15 @@ def check(
     """
     check_rates(share, rate)
     store = Store(out)
-    if root := root_to_continue(config, out):
-        plan, missing = plan_of(root), len(root.missing())
+    if opened := build_to_continue(config, out):
+        plan, missing = opened.plan, len(opened.root.missing())
     else:
         plan = checked_plan(config, store)
         missing = plan.num_shards
         store.check_writable(tidy=True)
     log_notes(config)
-    if root and config.annotation.scale == "auto" and config.annotation.rule == "projection":
-        for note in hard_label_notes(stored_scale(root)):
+    if opened and config.annotation.scale == "auto" and config.annotation.rule == "projection":
+        for note in hard_label_notes(stored_scale(opened.root)):
             log.warning("%s", note)
     if config.real.name == "imagefolder":
         log_ignored_files(config.real)

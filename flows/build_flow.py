@@ -11,17 +11,20 @@ from typing import Any
 
 from prefect import flow, task
 
+from semix.data.formats import PROTOTYPES
 from semix.data.lineage import made_and_reused, source
 from semix.data.ranges import format_ranges, parse_ranges
 from semix.data.root import Root, RootProgress
-from semix.data.verify import check_same_origin
+from semix.data.verify import quarantine_prototypes
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
 from semix.flows.build_steps import (
     ALL_SHARDS,
+    BuildFailed,
     ShardSelection,
     check_complete,
     check_work,
+    index_or_quarantine,
     log_complete,
     log_notes,
     open_or_create,
@@ -31,10 +34,11 @@ from semix.flows.build_steps import (
 from semix.flows.calling import from_caller
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.progress import progress_display
-from semix.flows.slots import SlotSettings
+from semix.flows.slots import SlotSettings, check_slots
 from semix.flows.slots.running import follow, run_slots
 from semix.flows.slots.slot import RECORD
-from semix.pipeline.root import config_of, running_on
+from semix.pipeline.plan import Build
+from semix.pipeline.root import running_on
 
 log = logging.getLogger("semix.build")
 
@@ -70,57 +74,73 @@ def build_flow(
     shard_numbers = parse_ranges(shards) if shards else frozenset()
     selection = ShardSelection(shard_numbers, retry_failed, skip_failed)
     with run_context("build"):
-        checked_root = from_caller(Root)
-        root = checked_root or open_or_create(out, config, overrides)
-        plan(root, selection, full=full)
-        shards_before = root.done()  # without quarantined shards
-        missing, errors = selection.shards_to_make(root), []
         settings = SlotSettings(slots, runner, cluster, range, device)
-        if missing:
-            if checked_root is None:
-                check_work(root, settings, selection)
-            errors = make_shards(
-                root, settings, "" if selection == ALL_SHARDS else format_ranges(missing)
-            )
+        checked_build = from_caller(Build)
+        build = checked_build or open_or_create(out, config, overrides, device=settings.flow_device)
+        root = build.root
+        plan(root, selection, full=full)
+        if checked_build is None and selection.shards_to_make(root):
+            check_slots(settings)
+            check_work(build, selection)
+        shards_before = root.done()  # without quarantined shards
+        for _ in [1, 2]:
+            make_missing(build, settings, selection)
+            if name := index(root):
+                break
         else:
-            restore_prototypes(root, settings.flow_device)
-            log_complete(root, selection)
-        check_complete(root, selection, errors)
+            raise BuildFailed(
+                f"shards are damaged again and again; look at: semix verify {root.url}"
+            )
         lineage = {**source(root.plan), **made_and_reused(shards_before, root.done())}
-        return {"index": index(root), **root.status(), "lineage": lineage}
+        return {"index": name, **root.status(), "lineage": lineage}
 
 
 @task(task_run_name="plan", **RECORD)
 def plan(root: Root, selection: ShardSelection, *, full: bool) -> dict[str, Any]:
     """Quarantine damaged files, and count the missing shards."""
-    quarantine_damage(root, full=full)
+    if full:
+        quarantine_damage(root)
+    else:
+        quarantine_prototypes(root)  # files of shards are compared when they are indexed
     return {"plan": root.plan.digest, "lacking": len(selection.shards_to_make(root))}
 
 
-def check_before_shards(root: Root) -> None:
-    """Raise InputError if committed shards were made from other images or models."""
-    log_notes(config_of(root))
-    for file, origin in root.input_digests().items():
-        check_same_origin(root, file, origin)
+def make_missing(build: Build, settings: SlotSettings, selection: ShardSelection) -> None:
+    """Make the selected shards that are missing. Raises BuildFailed if some are still missing."""
+    missing, errors = selection.shards_to_make(build.root), []
+    if missing:
+        shards = "" if selection == ALL_SHARDS else format_ranges(missing)
+        errors = make_shards(build, settings, shards)
+    else:
+        restore_prototypes(build.root, build.overrides, settings.flow_device)
+        log_complete(build.root, selection)
+    check_complete(build.root, selection, errors)
 
 
-def make_shards(root: Root, settings: SlotSettings, shards: str) -> list[str]:
+def make_shards(build: Build, settings: SlotSettings, shards: str) -> list[str]:
     """Make shards in slots, and show the result; returns the errors of slots."""
-    with start_shards(root, settings, shards) as finish:
+    with start_shards(build, settings, shards) as finish:
         return finish()
 
 
 @contextmanager
 def start_shards(
-    root: Root, settings: SlotSettings, shards: str = "", *, listener: Listener = lambda _: None
+    build: Build, settings: SlotSettings, shards: str = "", *, listener: Listener = lambda _: None
 ) -> Iterator[Callable[[], list[str]]]:
-    """Run slots during the block; yields a function that waits for their end, as `make_shards`."""
+    """Run slots during the block; yields a function that waits for their end, as `make_shards`.
+
+    Raises:
+        InputError: committed shards were made with other prototypes.
+    """
+    root = build.root
     key = artifact_key("build", root.url, root.plan.digest)
     before, shards_before, start = root.progress(), root.done(), time.monotonic()
-    check_before_shards(root)
+    log_notes(build.config)
+    if root.store.exists(PROTOTYPES):
+        root.check_prototypes(root.store.get(PROTOTYPES))
     with (
         running_on(root),
-        run_slots(root.url, settings, shards=shards, overrides=root.overrides) as futures,
+        run_slots(root.url, settings, shards=shards, overrides=build.overrides) as futures,
     ):
 
         def finish() -> list[str]:
@@ -135,5 +155,6 @@ def start_shards(
 
 
 @task(task_run_name="index", **RECORD)
-def index(root: Root) -> str:
-    return root.write_index()
+def index(root: Root) -> str | None:
+    """Write the index, or quarantine damaged shards and return None."""
+    return index_or_quarantine(root)

@@ -7,23 +7,22 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from semix.data.errors import InputError
-from semix.data.formats import PAIRS, PROTOTYPES
+from semix.data.formats import PROTOTYPES
 from semix.data.imagefolder import FolderReport, inspect_folder
 from semix.data.ranges import format_ranges
-from semix.data.root import Root, ShardInput
+from semix.data.records import Problem
+from semix.data.root import DamagedShards, Root
 from semix.data.splits import RealDataConfig
-from semix.data.verify import damage, quarantine
+from semix.data.verify import damage, quarantine, quarantine_prototypes
 from semix.flows.configs import load_config
 from semix.flows.costs import check_space
 from semix.flows.failures import RunFailed, few_ranges, reasons
 from semix.flows.progress import count_display
-from semix.flows.slots import SlotSettings, check_slots
 from semix.pipeline.checks import check_models, notes
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.plan import BuildPlan
+from semix.pipeline.plan import Build
 from semix.pipeline.prototypes import prepare
-from semix.pipeline.provenance import planned_models
-from semix.pipeline.root import config_of, create_root, open_root
+from semix.pipeline.root import build_of, create_build, open_build
 
 log = logging.getLogger("semix.build")
 
@@ -110,61 +109,67 @@ def gaps(
     return sorted({*missing, *failed}), []
 
 
-def open_or_create(out: str, config: str, overrides: Sequence[str]) -> Root:
-    """The root of a config, created if it is new; without a config, the existing root.
+def open_or_create(out: str, config: str, overrides: Sequence[str], *, device: str) -> Build:
+    """The build of a config, started if it is new; without a config, of the existing root.
 
     Raises:
         InputError: neither root nor config, or a config that cannot be used or is another root's.
     """
     if config:
-        return create_root(load_config(BuildConfig, config, overrides), out)
-    return open_root(out, overrides)
+        return create_build(load_config(BuildConfig, config, overrides), out, device=device)
+    return open_build(out, overrides)
 
 
-def quarantine_damage(root: Root, *, full: bool = False) -> None:
-    """Move damaged files away, so that they count as missing; `full` reads every file."""
-    problems = damage(root, full=full)
+def quarantine_damage(root: Root) -> None:
+    """Read every file, and move damaged ones away, so that they count as missing."""
+    _quarantine(root, damage(root, full=True))
+
+
+def index_or_quarantine(root: Root) -> str | None:
+    """Write the index of a root; returns its name.
+
+    Returns None if shards were damaged: then these are moved away, so that they count as missing.
+    """
+    try:
+        return root.write_index()
+    except DamagedShards as error:
+        _quarantine(root, error.problems)
+        return None
+
+
+def _quarantine(root: Root, problems: Sequence[Problem]) -> None:
     for problem in problems:
         log.warning("%s", problem)
     if count := quarantine(root, problems):
         log.warning("quarantined %d damaged shards or files; making them again", count)
 
 
-def restore_prototypes(root: Root, device: str) -> None:
-    """Restore lost files of prototypes and pairs that committed shards were made with.
+def restore_prototypes(root: Root, overrides: Sequence[str], device: str) -> None:
+    """Measure lost or damaged prototypes again, if shards were made with them.
 
-    Workers restore them before they make a shard; this is for a root without missing shards.
+    Workers do this before they make a shard; this is for a root without missing shards.
 
     Raises:
-        InputError: they cannot be measured here, or differ from those in the shards' records.
+        InputError: they cannot be measured here, or differ from those that shards were made with.
     """
-    files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
-    used_files = [name for kind, name in files.items() if any(root.shards_by_input(kind))]
-    if not all(map(root.store.exists, used_files)):
-        prepare(root, device=device)
+    quarantine_prototypes(root)
+    if not root.store.exists(PROTOTYPES) and root.made_with():
+        log.warning("%s is missing; it is measured again", PROTOTYPES)
+        prepare(build_of(root, overrides), device=device)
 
 
-def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_SHARDS) -> None:
+def check_work(build: Build, selection: ShardSelection = ALL_SHARDS) -> None:
     """Raise InputError for anything that would fail in every slot."""
-    check_slots(slots)
+    root = build.root
     if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")
-    config = config_of(root)
     try:
-        check_models(config)
+        check_models(build.config)
     except InputError as error:
         command = f"semix resume {root.url} --set {error.field}=PATH"
         remedy = f"{error.remedy}; if it was moved: {command}"
         raise InputError(error.field, error.value, remedy) from None
-    # The plan is without pairs: they do not change the size, and damaged pairs are drawn again.
-    planned = root.plan
-    plan = BuildPlan(
-        config,
-        tuple(planned.class_names),
-        models=planned_models(planned),
-        extensions=root.extensions,
-    )
-    check_space(plan, root.store, missing=len(selection.shards_to_make(root)))
+    check_space(build.plan, root.store, missing=len(selection.shards_to_make(root)))
 
 
 def decode_all_images(config: RealDataConfig) -> FolderReport:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semix.data.errors import InputError
-from semix.data.root import RootProgress
+from semix.data.root import RecordTotals
 
 DIGITS = re.compile(r"[\d.,]*\d[\d.,]*")
 # A point before decimals, commas between groups of three; the point of Rs.300 is not a decimal one.
@@ -91,7 +91,7 @@ def describe_build_cost(cost: Mapping[str, Any], price: Price) -> str:
     return text
 
 
-def root_cost(progress: RootProgress, left: float | None, price: Price) -> dict[str, Any]:
+def root_cost(totals: RecordTotals, left: float | None, price: Price) -> dict[str, Any]:
     """The cost of a root's shards, done and missing, from the times in its records.
 
     Loading of models, waiting and lost work are not recorded.
@@ -102,9 +102,9 @@ def root_cost(progress: RootProgress, left: float | None, price: Price) -> dict[
     return {
         "hour": price.per_hour,
         "currency": price.currency,
-        "spent": price.cost_of(progress.seconds),
+        "spent": price.cost_of(totals.seconds),
         "left": None if left is None else price.cost_of(left),
-        "stages": {name: price.cost_of(seconds) for name, seconds in progress.stages.items()},
+        "stages": {name: price.cost_of(seconds) for name, seconds in totals.stages.items()},
     }
 
 

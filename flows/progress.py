@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +24,7 @@ from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.lineage import describe_source, source
 from semix.data.printable import printable_line
-from semix.data.root import Root, RootProgress
+from semix.data.root import RecordTotals, Root, RootProgress
 from semix.flows.prices import Price, describe_root_cost, root_cost
 from semix.flows.terminal import console, emit_facts
 from semix.pipeline.relabel import command_of
@@ -58,9 +58,8 @@ def image_count(progress: RootProgress) -> str:
 
 
 def images_left(progress: RootProgress) -> int:
-    """Images that are still to be made, without those of series left out."""
-    series = progress.images // max(1, progress.groups)
-    return progress.images - progress.images_done - progress.left_out * series
+    """Images that are still to be made."""
+    return progress.images - progress.images_done
 
 
 def describe(progress: RootProgress, rate: float | None) -> str:
@@ -68,8 +67,6 @@ def describe(progress: RootProgress, rate: float | None) -> str:
     texts = []
     if progress.failed:
         texts.append(f"{progress.failed} failed {'shard' if progress.failed == 1 else 'shards'}")
-    if progress.left_out:
-        texts.append(f"{progress.left_out} series left out")
     if rate:
         texts.append(f"{rate:.3g} images/s")
     if rate and (left := images_left(progress)):
@@ -77,38 +74,45 @@ def describe(progress: RootProgress, rate: float | None) -> str:
     return ", ".join(texts)
 
 
-def derived_metrics(progress: RootProgress) -> dict[str, Any]:
+def derived_metrics(progress: RootProgress, totals: RecordTotals) -> dict[str, Any]:
     """Metrics derived from the commit records; rates are of one worker with loaded models."""
-    seconds = progress.seconds
-    rate = progress.images_done / seconds if seconds else None
+    made = progress.images_done - totals.left_out * (progress.images // max(1, progress.groups))
+    rate = made / totals.seconds if totals.seconds else None
     left = images_left(progress) / rate if rate else None
-    work = progress.tflop / seconds if progress.tflop is not None and seconds else None
     return {
-        "missing": progress.shards - progress.done,
         "images_per_second": rate and round(rate, 3),
-        "tflop_per_second": work and float(f"{work:.3g}"),
         "worker_seconds_left": left and round(left, 1),
     }
 
 
-def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
-    """Print progress, speed and price of a root."""
+def show_root(root: Root, *, as_json: bool, full: bool, price: Price | None = None) -> None:
+    """Print the progress of a root, and with `full` or a price the speed from all its records."""
     counts = root.progress()
-    facts = {**root.status(), **derived_metrics(counts)}
+    facts = {**root.status(), "missing": counts.shards - counts.done}
+    if full or price is not None:
+        facts |= _record_facts(counts, root.totals(), as_json=as_json, price=price)
     facts["lineage"] = source(root.plan) if as_json else describe_source(source(root.plan))
-    if price is not None:
-        cost = root_cost(counts, facts["worker_seconds_left"], price)
-        facts["price"] = cost if as_json else describe_root_cost(cost, price)
     if digests := label_sets(root):
         facts["label_sets"] = ", ".join(digest[:12] for digest in digests)
         incomplete = incomplete_sets(root)
         facts |= {"incomplete_label_sets": incomplete} if as_json else label_set_lines(incomplete)
-    if not as_json:
-        facts["stages"] = by_stage(counts.stages)
-        facts["left_out"] = f"{counts.left_out} series"
-        if not counts.left_out:
-            del facts["left_out"]
     emit_facts(facts, as_json=as_json)
+
+
+def _record_facts(
+    counts: RootProgress, totals: RecordTotals, *, as_json: bool, price: Price | None
+) -> dict[str, Any]:
+    """What only the commit records say: seconds, speed, series left out, the price."""
+    facts = {**asdict(totals), **derived_metrics(counts, totals)}
+    if price is not None:
+        cost = root_cost(totals, facts["worker_seconds_left"], price)
+        facts["price"] = cost if as_json else describe_root_cost(cost, price)
+    if not as_json:
+        facts["stages"] = by_stage(totals.stages)
+        facts["left_out"] = f"{totals.left_out} series"
+        if not totals.left_out:
+            del facts["left_out"]
+    return facts
 
 
 def incomplete_sets(root: Root) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ from semix.flows.calling import run_flow
 from semix.flows.gpus import visible_gpus
 from semix.flows.paths import training_folder
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_root
+from semix.pipeline.plan import Build
+from semix.pipeline.root import create_build
 from semix.pipeline.standins import StandIns, find_standins, train_standins
 from semix.pipeline.standins.recipe import Report
 
@@ -77,8 +78,8 @@ def is_complete(out: Path, seeds: int) -> bool:
         path = out / name
         if not (path / PLAN).is_file() or not Root(str(path)).indices():
             return False
-        root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", overrides), str(path))
-        if root.missing():
+        config = load_settings(BuildConfig, CONFIGS / "build.yaml", overrides)
+        if create_build(config, str(path)).root.missing():
             return False
     cells = quickstart_cells(out, seeds)
     if not all(is_measured(cell.config, cell.run(out)) for cell in cells):
@@ -137,13 +138,13 @@ def mixed_settings(models: StandIns) -> dict[str, list[str]]:
     return {name: [*paths, *noise] for name, (_, noise) in NOISE.items()}
 
 
-def open_roots(models: StandIns, out: Path) -> dict[str, Root]:
-    """The roots of both mixed datasets, created if they are new."""
+def open_builds(models: StandIns, out: Path) -> dict[str, Build]:
+    """The builds of both mixed datasets, started if they are new."""
     configs = {
         name: load_settings(BuildConfig, CONFIGS / "build.yaml", overrides)
         for name, overrides in mixed_settings(models).items()
     }
-    return {name: create_root(config, str(out / name)) for name, config in configs.items()}
+    return {name: create_build(config, str(out / name)) for name, config in configs.items()}
 
 
 def check_same_data(run: Path, root: Root) -> None:

@@ -19,7 +19,7 @@ from semix.data.root import Root, RootProgress
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
 from semix.flows.build_flow import index, plan, start_shards
-from semix.flows.build_steps import ALL_SHARDS, check_complete
+from semix.flows.build_steps import ALL_SHARDS, BuildFailed, check_complete
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import visible_gpus
 from semix.flows.paths import training_folder
@@ -36,7 +36,7 @@ from semix.flows.quickstart import (
     Clock,
     check_same_data,
     make_models,
-    open_roots,
+    open_builds,
     quickstart_cells,
 )
 from semix.flows.slots import SlotSettings, prepare_workers
@@ -129,7 +129,8 @@ def build_and_train(
 
     Complete datasets and measured runs are not made again.
     """
-    roots = open_roots(models, out)
+    builds = open_builds(models, out)
+    roots = {name: build.root for name, build in builds.items()}
     settings = builder_slots()
     with ExitStack() as stack:
         finish = {}
@@ -137,13 +138,16 @@ def build_and_train(
             plan(root, ALL_SHARDS, full=False)
             if root.missing():
                 draw = first_picture_listener(root, out / PICTURE, steps)
-                finish[name] = stack.enter_context(start_shards(root, settings, listener=draw))
+                finish[name] = stack.enter_context(
+                    start_shards(builds[name], settings, listener=draw)
+                )
         for name, root in roots.items():
             with steps.step(IMAGES[name]):
                 if name in finish:
                     with clock.step(IMAGES[name]):
                         check_complete(root, ALL_SHARDS, finish[name]())
-                index(root)
+                if index(root) is None:
+                    raise BuildFailed(f"{root.url}: damaged shards were moved away; run it again")
             dataset_cells = [cell for cell in cells if METHODS[cell.method] == name]
             stack.enter_context(train_beside(dataset_cells, out, gpus))
         first_picture(roots[RANDOM], out / PICTURE)  # drawn again, now with all pairs

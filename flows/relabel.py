@@ -6,6 +6,7 @@ The relabel flow and `_relabel_here`, which needs no flow, both use the steps be
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from semix.data.errors import InputError
@@ -22,7 +23,6 @@ from semix.flows.slots import SlotSettings, check_gpu, check_slots
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.checks import check_clip
 from semix.pipeline.config import AnnotationConfig, BuildConfig
-from semix.pipeline.plan import BuildPlan
 from semix.pipeline.relabel import (
     IMAGES,
     ROOT,
@@ -36,7 +36,7 @@ from semix.pipeline.relabel import (
     relabelled_config,
     set_record,
 )
-from semix.pipeline.root import MIXED, plan_of
+from semix.pipeline.root import MIXED, build_of
 from semix.pipeline.shard_job import failure_of
 
 BAKED_AT_A_TIME = 4  # shards; each holds one series in memory
@@ -232,7 +232,8 @@ def label_features(
 ) -> None:
     """Label these shards in this process, and show the progress."""
     with progress_display("label") as show, throttle(labels.progress, (show, *listeners)) as update:
-        label_stored(labels, missing, made=lambda shard: update())
+        plan = build_of(labels.root).plan
+        label_stored(labels, missing, plan=plan, made=lambda shard: update())
 
 
 def resume_hint(root: Root, sets: Sequence[LabelSet]) -> str:
@@ -283,12 +284,20 @@ def bake(
         RelabelFailed: images of some shards are damaged; the other shards are baked.
     """
     labels = sets[-1] if sets else None
-    todo, plan = to_bake(root, sets, target), plan_of(root)
+    todo, plan = to_bake(root, sets, target), build_of(root).plan
+    prototypes = sha256(target.store.get(PROTOTYPES)).hexdigest()
 
     def work(shard: int) -> str:
-        return _bake_one(shard, root=root, labels=labels, target=target, plan=plan)
+        try:
+            bake_shard(
+                shard, source=root, labels=labels, target=target, plan=plan, prototypes=prototypes
+            )
+        except ValueError as error:
+            target.record_failure(failure_of(shard, error))
+            return f"shard {shard}: {error}"
+        return ""
 
-    errors = {}
+    errors = {}  # why shards failed
     with progress_display("bake") as show, throttle(target.progress, (show, *listeners)) as update:
         for shard, reason in zip(todo, mapped(work, todo, threads=BAKED_AT_A_TIME), strict=True):
             if reason:
@@ -300,18 +309,6 @@ def bake(
         lines.append(f"other shards are safe; go on after: semix resume {root.url}")
         raise RelabelFailed("\n".join(lines))
     target.write_index()
-
-
-def _bake_one(
-    shard: int, *, root: Root, labels: LabelSet | None, target: Root, plan: BuildPlan
-) -> str:
-    """Bake a shard; returns why it failed, or an empty text."""
-    try:
-        bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
-    except ValueError as error:
-        target.record_failure(failure_of(shard, error))
-        return f"shard {shard}: {error}"
-    return ""
 
 
 def facts_of(root: Root, sets: Sequence[LabelSet], *, out: str = "") -> dict[str, Any]:

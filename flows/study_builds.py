@@ -18,7 +18,7 @@ from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_root
+from semix.pipeline.root import create_build
 from semix.pipeline.standins import StandIns, large_recipe, tiny_recipe, train_standins
 
 MODELS = "models"  # below a study's folder
@@ -123,7 +123,7 @@ def _settings_file(plan: MixedPlan) -> Path:
     return Path(f"{plan.url}.yaml")
 
 
-def open_build(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
+def open_mixed_root(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
     """The root of a mixed dataset, created if it is new, and the file of its settings beside it.
 
     Raises:
@@ -132,7 +132,7 @@ def open_build(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
     config = plan.config(models)
     path = _settings_file(plan)
     values = config.model_dump(mode="json", exclude_defaults=True)
-    root = create_root(config, plan.url)
+    root = create_build(config, plan.url).root
     write_atomically(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
     return root, path
 

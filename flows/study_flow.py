@@ -51,7 +51,13 @@ from semix.flows.paths import training_folder
 from semix.flows.slots import MAX_SLOTS, QUIET, SlotSettings, own_gpu, prepare_workers
 from semix.flows.slots.slot import RECORD
 from semix.flows.study import PreparedStudy, StudyFailed, failure_message, prepare_study
-from semix.flows.study_builds import MixedPlan, is_built, models_for, open_build, write_mixed_csv
+from semix.flows.study_builds import (
+    MixedPlan,
+    is_built,
+    models_for,
+    open_mixed_root,
+    write_mixed_csv,
+)
 from semix.pipeline.standins import StandIns
 
 LOOK_EVERY_S = 1.0
@@ -108,7 +114,7 @@ def make_mixed(prepared: PreparedStudy, out: Path, *, slots: int) -> None:
     for plan in plans:
         if prepared.settings.standins and plan.real not in models:
             models[plan.real] = small_models(plan, prepared, out)
-        root, config = open_build(plan, models.get(plan.real))
+        root, config = open_mixed_root(plan, models.get(plan.real))
         if not is_built(plan):
             with prepare_workers(SlotSettings(slots), url=root.url):
                 build_flow(out=root.url, config=str(config), slots=slots)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 
 from semix.data.errors import InputError
-from semix.data.formats import PAIRS, PLAN, PROTOTYPES, CommitRecord, Plan, shard_stem
+from semix.data.formats import PLAN, PROTOTYPES, CommitRecord, Plan, shard_stem
 from semix.data.label_sets import LabelSet
 from semix.data.layout import write_extension
 from semix.data.root import Root
@@ -12,7 +12,7 @@ from semix.data.store import Store
 from semix.data.tar import GroupSample, write_tar
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
-from semix.pipeline.provenance import labelling_encoders, planned_models
+from semix.pipeline.provenance import labelling_encoders
 from semix.pipeline.relabel import features_file, series_of
 from semix.pipeline.shard_writer import Stopwatch, publish_shard
 
@@ -21,8 +21,8 @@ def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: 
     """Start the new root, or open it to continue.
 
     Its plan is the source's plan with this annotation, so that it is a root like any other, and
-    records what it was baked from. plan.json is written after the prototypes and pairs, which
-    must be the source's and not measured or drawn again.
+    records what it was baked from. plan.json is written after the prototypes, which must be the
+    source's and not measured again.
 
     Args:
         config: the source's, with the annotation of `labels`.
@@ -37,11 +37,8 @@ def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: 
         _refuse_difference(Root(url), plan)
     else:
         store.check_writable()
-        prototypes = PROTOTYPES if labels is None else labels.prototypes
-        for name, target_name in ((prototypes, PROTOTYPES), (PAIRS, PAIRS)):
-            if source.store.exists(name):
-                # May overwrite a file that a killed bake left; there is no plan yet.
-                store.put(target_name, source.store.get(name))
+        # May overwrite a file that a killed bake left; there is no plan yet.
+        store.put(PROTOTYPES, _prototypes(source, labels))
         if not store.create(PLAN, plan.written()):
             return open_baked(source, config, labels, url)  # another process was first
     for number, extension in enumerate(source.extensions, start=1):
@@ -50,7 +47,13 @@ def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: 
 
 
 def bake_shard(
-    shard: int, *, source: Root, labels: LabelSet | None, target: Root, plan: BuildPlan
+    shard: int,
+    *,
+    source: Root,
+    labels: LabelSet | None,
+    target: Root,
+    plan: BuildPlan,
+    prototypes: str,
 ) -> bool:
     """Copy one shard with other labels and commit it; return False if the source lacks it.
 
@@ -59,8 +62,9 @@ def bake_shard(
     Args:
         labels: of the source; None for the labels in its shards.
         plan: of the source.
+        prototypes: SHA-256 of the prototypes file of the new root.
     Raises:
-        ValueError: the tar, the features or the labels are damaged, or not as recorded.
+        ValueError: the record, the tar, the features or the labels are damaged, or not as recorded.
     """
     record = source.record(shard)
     if record is None:
@@ -80,24 +84,35 @@ def bake_shard(
             wall_seconds=clock.wall,
             versions=record.versions,  # of the libraries that made the images
             left_out=record.left_out,
+            prototypes=prototypes,
         )
     return True
 
 
 def _plan(source: Root, config: BuildConfig, labels: LabelSet | None) -> Plan:
     written = source.stored_plan  # plan.json itself, without extensions
-    models = planned_models(written)
+    models = written.models
     if labels is not None:
         models = {**models, "annotation": labelling_encoders(labels.record)}
-    plan = BuildPlan(config, tuple(written.class_names), models=models)
+    names, similar = tuple(written.class_names), written.pairs
+    plan = BuildPlan(config, names, models=models, similar=similar)
     return written.model_copy(
         update={
             "digest": plan.digest,
+            "normalize": config.annotation.normalize,
             "config": config.model_dump(mode="json"),
             "models": models,
             "baked_from": {"plan": written.digest, "labels": labels.digest if labels else None},
         }
     )
+
+
+def _prototypes(source: Root, labels: LabelSet | None) -> bytes:
+    try:
+        return source.store.get(PROTOTYPES if labels is None else labels.prototypes)
+    except FileNotFoundError as error:
+        remedy = f"holds no {error.filename or PROTOTYPES}; run `semix resume` first"
+        raise InputError("url", source.url, remedy) from None
 
 
 def _refuse_difference(target: Root, plan: Plan) -> None:

@@ -15,6 +15,7 @@ from semix.data.fingerprint import hashed_seed
 from semix.data.formats import MAX_GROUPS, Extension, spec_digest
 from semix.data.layout import layout
 from semix.data.real import class_names
+from semix.data.root import Root
 from semix.pipeline.config import BuildConfig, MixingConfig
 from semix.pipeline.provenance import ModelIdentities, identity, model_identities
 
@@ -72,8 +73,8 @@ class BuildPlan:
     Args:
         names, models: class names, and identities of the models, if they are known already (a
             root records them); else the models' files are hashed when the digest is needed.
-        similar: the pairs drawn by similarity, once the prototypes are measured; without them
-            a plan of similar pairs knows its sizes but not its groups.
+        similar: the pairs drawn by similarity, ascending; without them, a plan of similar pairs
+            knows its sizes but not its groups, as `semix build --check` needs it.
         extensions: groups added behind the last one. They change no earlier group or shard, so the
             digest stays.
     Raises:
@@ -91,9 +92,8 @@ class BuildPlan:
     ) -> None:
         self._models = models
         self.class_names = class_names(config.real) if names is None else names
-        self.sets: ClassSets = class_sets(config.mixing, self.class_names)
-        if similar is not None:
-            self.sets = SimilarPairs(len(similar), tuple(similar))
+        self.similar = similar
+        self.sets = class_sets(config.mixing, self.class_names) if similar is None else similar
         self.num_pairs = len(self.sets)
         groups = self.num_pairs * config.mixing.groups_per_pair
         if groups > MAX_GROUPS:
@@ -116,12 +116,7 @@ class BuildPlan:
     @cached_property
     def digest(self) -> str:
         """Fingerprint of all that decides the bytes; see `semix.pipeline.provenance.identity`."""
-        return identity(self.config, self.class_names, self.models)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all groups are known; similar pairs are unknown until they are drawn."""
-        return not (isinstance(self.sets, SimilarPairs) and self.sets.pairs is None)
+        return identity(self.config, self.class_names, self.models, self.similar)
 
     @property
     def num_images(self) -> int:
@@ -137,6 +132,24 @@ class BuildPlan:
     def shard(self, index: int) -> ShardSpec:
         groups = self.layout.groups_of(index)
         return ShardSpec(index, groups.start, groups.stop, spec_digest(self.digest, index))
+
+
+@dataclass(frozen=True)
+class Build:
+    """A root, and the plan of its series with the settings that hold on this machine.
+
+    Attributes:
+        overrides: settings that differ here from plan.json and change no byte of a shard, such as
+            where models are stored, as `section.key=value`.
+    """
+
+    root: Root
+    plan: BuildPlan
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> BuildConfig:
+        return self.plan.config
 
 
 def group_seed(plan_seed: int, group: int) -> int:
@@ -187,21 +200,16 @@ class SampledSets:
 
 
 @dataclass(frozen=True)
-class SimilarPairs:
-    """Pairs drawn by similarity; `pairs` is None until the prototypes are measured."""
+class UndrawnPairs:
+    """Pairs that are drawn by similarity when a build begins; only their number is known."""
 
     count: int
-    pairs: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, rank: int) -> tuple[int, ...]:
-        if self.pairs is None:
-            reason = "its pairs are drawn into pairs.json once prototypes are measured"
-            remedy = f"{reason}; if that file is missing, `semix resume` draws them again"
-            raise InputError("mixing.pairs.kind", "similar", remedy)
-        return self.pairs[rank]
+        raise LookupError("similar pairs are drawn when a build begins")
 
 
 def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
@@ -226,7 +234,7 @@ def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
     if pairs.count > all_sets.count:
         raise InputError("mixing.pairs.count", pairs.count, f"there are only {all_sets.count}")
     if pairs.kind == "similar":
-        return SimilarPairs(pairs.count)
+        return UndrawnPairs(pairs.count)
     return SampledSets(pairs.count, all_sets, mixing.seed)
 
 

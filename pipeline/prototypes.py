@@ -1,23 +1,20 @@
-"""Measure class prototypes of the real data, and draw similar pairs, once per root."""
+"""Measure class prototypes of the real data once per root, and draw similar pairs from them."""
 
-import hashlib
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from semix.data.fingerprint import hashed_seed
-from semix.data.formats import PAIRS, PROTOTYPES
+from semix.data.formats import PROTOTYPES
 from semix.data.leases import LeaseHeartbeat, claim, release
 from semix.data.root import Root
 from semix.data.splits import RealDataConfig
 from semix.data.store import Store
 from semix.data.tensors import open_sealed
-from semix.data.verify import check_same_origin
 from semix.pipeline.config import AnnotationConfig
-from semix.pipeline.provenance import AnnotationIdentity, planned_models
-from semix.pipeline.root import config_of, plan_of
+from semix.pipeline.plan import Build, BuildPlan
+from semix.pipeline.provenance import AnnotationIdentity
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor
@@ -27,9 +24,9 @@ FIRST_POLL_S, LONGEST_POLL_S = 0.25, 5.0  # between polls of a store that many w
 
 
 def ensure_prototypes(
-    root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
+    build: Build, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
 ) -> None:
-    """Measure class prototypes, and draw similar pairs, unless the root has them.
+    """Measure class prototypes, unless the root has them.
 
     Args:
         heartbeat: called after each step, to show that there is progress.
@@ -38,60 +35,55 @@ def ensure_prototypes(
             shards were labelled with other prototypes.
         FloatingPointError: a feature of a real image is not finite.
     """
-    if not root.store.exists(PROTOTYPES):
-        config = config_of(root)
-        content = measure(
-            config.annotation,
-            config.real,
-            device=device,
-            identity=planned_models(root.plan)["annotation"],
-            store=root.store,
-            heartbeat=heartbeat,
-        )
-        check_same_origin(root, "prototypes", hashlib.sha256(content).hexdigest())
-        root.store.create(PROTOTYPES, content)
-        remove_chunks(root.store)
-    ensure_pairs(root)
+    root = build.root
+    if root.store.exists(PROTOTYPES):
+        return
+    content = measure(
+        build.config.annotation,
+        build.config.real,
+        device=device,
+        identity=root.plan.models["annotation"],
+        store=root.store,
+        heartbeat=heartbeat,
+    )
+    root.check_prototypes(content)
+    root.store.create(PROTOTYPES, content)
+    remove_chunks(root.store)
 
 
 def prepare(
-    root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
-) -> None:
+    build: Build, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
+) -> bytes:
     """Call `ensure_prototypes` in one of many workers; the others wait, or take over if it dies.
 
     Args:
         heartbeat: called after each step, and at each poll.
+    Returns:
+        The prototypes file.
     Raises:
         InputError, FloatingPointError: as for `ensure_prototypes`; also if committed shards were
-            made with other prototypes or pairs.
+            made with other prototypes.
     """
-    pause_s = FIRST_POLL_S
-    while not is_prepared(root):
-        if claim(root.store, LEASE):
-            _measure_under_lease(root, device, LeaseHeartbeat(root.store, heartbeat))
+    pause_s, store = FIRST_POLL_S, build.root.store
+    while not store.exists(PROTOTYPES):
+        if claim(store, LEASE):
+            _measure_under_lease(build, device, LeaseHeartbeat(store, heartbeat))
         else:
             heartbeat()
             time.sleep(pause_s)
             pause_s = min(1.2 * pause_s, LONGEST_POLL_S)
-    for kind, digest in root.input_digests().items():
-        check_same_origin(root, kind, digest)
+    content = store.get(PROTOTYPES)
+    build.root.check_prototypes(content)
+    return content
 
 
-def _measure_under_lease(root: Root, device: str, heartbeat: LeaseHeartbeat) -> None:
+def _measure_under_lease(build: Build, device: str, heartbeat: LeaseHeartbeat) -> None:
     try:
         with heartbeat.holding(LEASE):
-            ensure_prototypes(root, device=device, heartbeat=heartbeat)
+            ensure_prototypes(build, device=device, heartbeat=heartbeat)
     finally:
         with suppress(OSError):  # a lease that is not renewed expires
-            release(root.store, LEASE)
-
-
-def is_prepared(root: Root) -> bool:
-    """Whether the root has the prototypes, and the pairs if its plan mixes similar classes."""
-    if not root.store.exists(PROTOTYPES):
-        return False
-    similar = plan_of(root).config.mixing.pairs.kind == "similar"
-    return not similar or root.store.exists(PAIRS)
+            release(build.root.store, LEASE)
 
 
 def measure(
@@ -158,22 +150,22 @@ def unpack(content: bytes) -> tuple[dict[str, "Tensor"], dict[str, str]]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}, facts
 
 
-def ensure_pairs(root: Root) -> None:
-    """Draw the pairs of a plan that mixes similar classes into pairs.json, unless it exists."""
-    plan = plan_of(root)
-    pairs_config = plan.config.mixing.pairs
-    if pairs_config.kind != "similar" or root.store.exists(PAIRS):
-        return
+def drawn_pairs(plan: BuildPlan, prototypes: bytes) -> list[tuple[int, int]]:
+    """The pairs of similar classes that a build mixes, ascending.
+
+    Args:
+        plan: of as many pairs, which are not drawn yet.
+        prototypes: content of the prototypes file.
+    """
     from semix.pipeline.prototype_measurement import similar_pairs
 
-    vectors, _ = read_prototypes(root)
-    pairs = similar_pairs(
+    vectors, mixing = unpack(prototypes)[0]["prototypes"], plan.config.mixing
+    return similar_pairs(
         vectors,
         plan.num_pairs,
-        temperature=pairs_config.temperature,
-        seed=hashed_seed(plan.config.mixing.seed, "pairs"),
+        temperature=mixing.pairs.temperature,
+        seed=hashed_seed(mixing.seed, "pairs"),
     )
-    root.store.create(PAIRS, json.dumps(pairs).encode())
 
 
 def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:

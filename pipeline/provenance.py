@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from semix.data.fingerprint import fingerprint
-from semix.data.formats import LabelSetRecord, Plan
+from semix.data.formats import LabelSetRecord
+from semix.data.installation import DISTRIBUTION
 from semix.data.machine import remembered_digest
 from semix.data.model_identity import (
     AnnotationIdentity,
@@ -45,17 +46,17 @@ NON_IDENTITY_SETTINGS: dict[str, Any] = {
 NEWER_SUFFIXES = {".model", ".jinja"}
 
 
-def planned_models(plan: Plan) -> ModelIdentities:
-    """Identities of the models that a root was started with."""
-    return plan.models
-
-
 def labelling_encoders(record: LabelSetRecord) -> AnnotationIdentity:
     """Identities of the CLIP models that a label set is made with."""
     return cast(AnnotationIdentity, record.encoders)
 
 
-def identity(config: BuildConfig, class_names: Sequence[str], models: ModelIdentities) -> str:
+def identity(
+    config: BuildConfig,
+    class_names: Sequence[str],
+    models: ModelIdentities,
+    similar: Sequence[tuple[int, int]] | None = None,
+) -> str:
     """Fingerprint of all that decides a dataset's bytes.
 
     Covers settings that differ from their defaults, so that a new setting leaves the identity of
@@ -63,8 +64,10 @@ def identity(config: BuildConfig, class_names: Sequence[str], models: ModelIdent
 
     Args:
         models: result of `model_identities`.
+        similar: the pairs that were drawn by similarity.
     """
-    return fingerprint([identity_settings(config), contents(models), list(class_names)])
+    drawn = [] if similar is None else [[list(pair) for pair in similar]]
+    return fingerprint([identity_settings(config), contents(models), list(class_names), *drawn])
 
 
 def identity_settings(config: BuildConfig) -> dict[str, object]:
@@ -156,7 +159,8 @@ def encoder_content(identity: EncoderIdentity) -> dict[str, object]:
 
 @cache  # reading the packages' metadata takes as long as a small shard
 def library_versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    own = {"python": platform.python_version(), "semix": version(DISTRIBUTION)}
+    return own | {name: version(name) for name in PACKAGES}
 
 
 def _encoder_contents(identity: AnnotationIdentity) -> list[dict[str, object]]:

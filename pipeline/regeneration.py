@@ -8,14 +8,13 @@ import numpy as np
 from semix.data.contact_sheet import read_series
 from semix.data.device import device_name
 from semix.data.errors import InputError
-from semix.data.formats import PAIRS, PROTOTYPES
+from semix.data.formats import PROTOTYPES
 from semix.data.images import decode_image
 from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.pipeline.plan import BuildPlan
-from semix.pipeline.prototypes import is_prepared
 from semix.pipeline.provenance import library_versions
-from semix.pipeline.root import plan_of
+from semix.pipeline.root import build_of
 from semix.pipeline.shard import Models, batches, load_models, make_batch, series_record
 from semix.pipeline.shard_writer import Stopwatch
 
@@ -55,12 +54,11 @@ def regenerate(root: Root, group: int, *, device: str = "auto") -> GroupSample:
     """Generate one series again, in its original batch; nothing is written.
 
     Raises:
-        InputError: the root lacks prototypes or pairs; a model cannot be used; the series cannot
-            be stored.
+        InputError: the root lacks prototypes; a model cannot be used; the series cannot be stored.
     """
-    plan = plan_of(root)
-    _require_prepared(root, "group", group, plan.layout.shard_of(group))
-    return _regenerated(plan, load_models(root, plan, device=device), group)
+    plan = build_of(root).plan
+    prototypes = _prototypes(root, "group", group, plan.layout.shard_of(group))
+    return _regenerated(plan, load_models(plan, prototypes, device=device), group)
 
 
 def compare(root: Root, count: int, *, device: str = "auto") -> Iterator[SeriesComparison]:
@@ -73,9 +71,9 @@ def compare(root: Root, count: int, *, device: str = "auto") -> Iterator[SeriesC
     if not done:
         raise InputError("regenerate", count, f"{root.url} has no shard yet")
     shards = sorted({done[round(i)] for i in np.linspace(0, len(done) - 1, count)})
-    plan = plan_of(root)
-    _require_prepared(root, "regenerate", count, shards[0])
-    models = load_models(root, plan, device=device)
+    plan = build_of(root).plan
+    prototypes = _prototypes(root, "regenerate", count, shards[0])
+    models = load_models(plan, prototypes, device=device)
     now = library_versions() | {"device": device_name(models.generator.device)}
     for shard in shards:
         record = root.record(shard)
@@ -110,11 +108,13 @@ def _difference(first: bytes, second: bytes) -> int:
     return int(np.abs(pixels[0] - pixels[1]).max())
 
 
-def _require_prepared(root: Root, field: str, value: object, shard: int) -> None:
-    if not is_prepared(root):  # only a build measures prototypes and draws pairs
-        missing = PAIRS if root.store.exists(PROTOTYPES) else PROTOTYPES
-        remedy = f"needs {missing}; run `semix resume {root.url} --shards {shard}` first"
-        raise InputError(field, value, remedy)
+def _prototypes(root: Root, field: str, value: object, shard: int) -> bytes:
+    """Content of the prototypes file, which only a build measures."""
+    try:
+        return root.store.get(PROTOTYPES)
+    except FileNotFoundError:
+        remedy = f"needs {PROTOTYPES}; run `semix resume {root.url} --shards {shard}` first"
+        raise InputError(field, value, remedy) from None
 
 
 def _regenerated(plan: BuildPlan, models: Models, group: int) -> GroupSample:

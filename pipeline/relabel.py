@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -45,10 +44,8 @@ from semix.pipeline.provenance import (
     annotation_identity,
     encoder_content,
     labelling_encoders,
-    planned_models,
     unchanged,
 )
-from semix.pipeline.root import plan_of
 from semix.pipeline.shard_job import HeartbeatCallback, Publish, failure_of
 
 if TYPE_CHECKING:  # torch costs seconds
@@ -131,7 +128,7 @@ def encoders_of(root: Root, annotation: AnnotationConfig) -> AnnotationIdentity:
 
 def own_encoders(root: Root) -> AnnotationIdentity:
     """The encoders of the root's stored features."""
-    return planned_models(root.plan)["annotation"]
+    return root.plan.models["annotation"]
 
 
 def annotation_of(labels: LabelSet) -> AnnotationConfig:
@@ -188,14 +185,10 @@ def ensure_set_prototypes(
 class RelabelJob:
     """Makes the labels of one label set of a root, whose prototypes are measured already."""
 
-    def __init__(self, labels: LabelSet) -> None:
-        self.labels = labels
+    def __init__(self, labels: LabelSet, plan: BuildPlan) -> None:
+        self.labels, self.plan = labels, plan
         self.store = labels.store
         self.annotator: Annotator | None = None
-
-    @cached_property
-    def plan(self) -> BuildPlan:
-        return plan_of(self.labels.root)
 
     @property
     def num_shards(self) -> int:
@@ -206,8 +199,7 @@ class RelabelJob:
 
     def is_done(self, shard: int) -> bool:
         """Also true if the images were removed meanwhile: there is nothing to label."""
-        record = self.labels.root.record(shard)
-        return record is None or self.labels.is_committed(shard, record.sha256)
+        return not self.labels.root.is_committed(shard) or self.labels.is_labelled(shard)
 
     def failed_attempts(self, missing: Sequence[int]) -> Mapping[int, int]:
         return self.labels.failed_attempts(missing)
@@ -255,7 +247,11 @@ class RelabelJob:
 
 
 def label_stored(
-    labels: LabelSet, shards: Iterable[int], *, made: Callable[[int], None] = lambda shard: None
+    labels: LabelSet,
+    shards: Iterable[int],
+    *,
+    plan: BuildPlan,
+    made: Callable[[int], None] = lambda shard: None,
 ) -> None:
     """Label these shards from stored features, on threads of this process: no CLIP, no pixels.
 
@@ -263,9 +259,10 @@ def label_stored(
     and two processes that make the same labels publish the same bytes.
 
     Args:
+        plan: of the root.
         made: called on this thread with the number of each shard, after it was tried.
     """
-    job = RelabelJob(labels)
+    job = RelabelJob(labels, plan)
     job.load(device="cpu", heartbeat=lambda: None)
 
     def label(shard: int) -> int:

@@ -6,8 +6,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from semix.data.errors import InputError
 from semix.data.formats import (
@@ -17,14 +15,11 @@ from semix.data.formats import (
     FAILED,
     INDICES,
     MAX_GROUPS,
-    PAIRS,
     PLAN,
     PROTOTYPES,
     SETS,
     SHARDS,
-    Pairs,
     Plan,
-    PlannedConfig,
 )
 from semix.data.imagefolder import check_outside_images
 from semix.data.layout import next_extension, write_extension
@@ -34,11 +29,11 @@ from semix.data.records import numbered_folders
 from semix.data.root import Root
 from semix.data.settings import flat, in_words, load_settings, whole_section
 from semix.data.store import Store
-from semix.data.verify import unusable_pairs
 from semix.pipeline.checks import check_models, check_prompts
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.noise.cost import check_noise_cost
-from semix.pipeline.plan import BuildPlan
+from semix.pipeline.plan import Build, BuildPlan, UndrawnPairs
+from semix.pipeline.prototypes import CHUNKS, drawn_pairs, measure, remove_chunks
 from semix.pipeline.provenance import (
     NON_IDENTITY_SETTINGS,
     contents,
@@ -46,7 +41,6 @@ from semix.pipeline.provenance import (
     identity_settings,
     library_versions,
     model_identities,
-    planned_models,
     unchanged,
 )
 
@@ -56,34 +50,103 @@ SHARD_SIZE = "shards.groups_per_shard"
 PLAN_LEASE = "plan"  # held by a run that follows the plan, or that replaces it
 REPLACED = re.compile(rf"{DISCARDED}/plan\.(\d+)\.json")
 REPLACING_S = 1.0  # time that a process takes at most to replace a plan
-_PLANS: WeakKeyDictionary[Root, BuildPlan] = WeakKeyDictionary()
 
 log = logging.getLogger("semix.build")
 
 
-def create_root(config: BuildConfig, url: str) -> Root:
-    """The root of a build; writes plan.json if there is none, after all checks that are cheap.
+def create_build(config: BuildConfig, url: str, *, device: str = "auto") -> Build:
+    """Start the root of a build, or open it to continue.
 
-    A different plan is replaced if nothing was made from it and no run follows it.
+    Writes plan.json if there is none, after all checks that are cheap; if the plan mixes similar
+    classes, also after prototypes were measured. A different plan is replaced if nothing was made
+    from it and no run follows it.
 
+    Args:
+        device: on which prototypes are measured.
     Raises:
         InputError: bad models, classes or URL, or a root that holds another plan.
+        FloatingPointError: a feature of a real image is not finite.
     """
     store = Store(url)
-    root = _root_once_settled(config, store)
-    if root is not None:
-        return root
+    build = _build_once_settled(config, store)
+    if build is not None:
+        return build
     plan = checked_plan(config, store)
     store.check_writable()
+    prototypes = None
+    if isinstance(plan.sets, UndrawnPairs):
+        prototypes = measure(
+            config.annotation,
+            config.real,
+            device=device,
+            identity=plan.models["annotation"],
+            store=store,
+        )
+        similar = drawn_pairs(plan, prototypes)
+        plan = BuildPlan(config, plan.class_names, models=plan.models, similar=similar)
     content = _plan_record(plan).written()
-    done = (
+    is_first = (
         _replace_plan(config, store, content) if store.exists(PLAN) else store.create(PLAN, content)
     )
-    return Root(url) if done else create_root(config, url)  # another process was first
+    if not is_first:  # another process was
+        return create_build(config, url, device=device)
+    if prototypes is not None:
+        store.create(PROTOTYPES, prototypes)
+        remove_chunks(store)
+    return open_build(url)
 
 
-def root_to_continue(config: BuildConfig, url: str) -> Root | None:
-    """The root that a build would continue; None if it would start a new one.
+def open_build(
+    url: str, overrides: Sequence[str] = (), *, heartbeat: Callable[[], None] = lambda: None
+) -> Build:
+    """Open an existing root, with overrides of settings that differ on this machine.
+
+    Raises:
+        InputError: no root, an override of a setting that decides its bytes, another version's
+            settings, or a plan.json that was changed since.
+    """
+    check_overrides(overrides)
+    return build_of(Root(url, heartbeat=heartbeat), overrides)
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raises InputError for an override of a setting that decides the bytes of a root."""
+    for override in overrides:
+        section, _, name = override.partition("=")[0].partition(".")
+        if name.split(".")[0] not in NON_IDENTITY_SETTINGS.get(section, ()):
+            remedy = "a root keeps the settings it was begun with; only where things lie may change"
+            raise InputError(
+                "overrides", override, f"{remedy}; leave it out, or choose a new place"
+            )
+
+
+def build_of(root: Root, overrides: Sequence[str] = ()) -> Build:
+    """The build of an open root.
+
+    Raises:
+        InputError: another version's settings, or a plan.json that was changed since.
+    """
+    stored = root.stored_plan
+    try:
+        config = load_settings(BuildConfig, stored.config, overrides)
+    except InputError as error:
+        remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
+        raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
+    if identity(config, stored.class_names, stored.models, stored.pairs) != stored.digest:
+        remedy = "plan.json was changed, or another version of semix wrote it; use that version"
+        raise InputError(f"{root.url}/{PLAN} digest", stored.digest[:12], remedy)
+    plan = BuildPlan(
+        config,
+        tuple(stored.class_names),
+        models=stored.models,
+        similar=stored.pairs,
+        extensions=root.extensions,
+    )
+    return Build(root, plan, tuple(overrides))
+
+
+def build_to_continue(config: BuildConfig, url: str) -> Build | None:
+    """The build that a config would continue; None if it would start a new one.
 
     Raises:
         InputError: the root holds another plan.
@@ -98,8 +161,7 @@ def root_to_continue(config: BuildConfig, url: str) -> Root | None:
             raise
         log.info("%s: nothing was made by the plan there; it is replaced (%s)", url, difference)
         return None
-    root.overrides = _overrides_of(root, config)
-    return root
+    return build_of(root, _overrides_of(root, config))
 
 
 @contextmanager
@@ -121,15 +183,15 @@ def running_on(root: Root) -> Iterator[None]:
             release(root.store, PLAN_LEASE)
 
 
-def _root_once_settled(config: BuildConfig, store: Store) -> Root | None:
-    """`root_to_continue`, after waiting for a process that replaces the plan."""
+def _build_once_settled(config: BuildConfig, store: Store) -> Build | None:
+    """`build_to_continue`, after waiting for a process that replaces the plan."""
     try:
-        return root_to_continue(config, store.url)
+        return build_to_continue(config, store.url)
     except InputError:
         if lease_name(PLAN_LEASE) not in living(store, others=True):
             raise
         time.sleep(REPLACING_S)
-        return root_to_continue(config, store.url)
+        return build_to_continue(config, store.url)
 
 
 def _is_unused(root: Root) -> bool:
@@ -154,15 +216,15 @@ def _replace_plan(config: BuildConfig, store: Store, content: bytes) -> bool:
     """
     numbers = (REPLACED.fullmatch(name) for name in store.scan(DISCARDED, suffix=".json")[0])
     number = 1 + max((int(match[1]) for match in numbers if match), default=0)
-    if not claim(store, PLAN_LEASE) or root_to_continue(config, store.url) is not None:
+    if not claim(store, PLAN_LEASE) or build_to_continue(config, store.url) is not None:
         return False
     reason = "nothing was made by this plan; another build began here"
     note = json.dumps({"why": reason, "record": store.get(PLAN).decode()}).encode()
     if not store.create(f"{DISCARDED}/plan.{number}.json", note):
         remedy = "another build began here at this moment; look at it, or choose a new place"
         raise InputError("out", store.url, remedy)
-    files = (name for folder in (FAILED, SHARDS, "prototypes") for name in store.list(folder))
-    for name in (*files, PROTOTYPES, PAIRS):  # what workers of the old plan left
+    files = (name for folder in (FAILED, SHARDS, CHUNKS) for name in store.list(folder))
+    for name in (*files, PROTOTYPES):  # what workers of the old plan left
         store.delete(name)
     store.put(PLAN, content)
     return True
@@ -177,75 +239,13 @@ def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
     """
     if store.local:
         check_outside_images(config.real.path, store.url)
-    store.require_empty_or_own(MIXED, own=PLAN)
+    store.require_empty_or_own(MIXED, own=PLAN, leftover=CHUNKS)
     check_models(config)
     plan = BuildPlan(config)
     check_noise_cost(plan)
     load_real(config.real)
     check_prompts(config.generator, plan.class_names)
     return plan
-
-
-def config_of(root: Root) -> BuildConfig:
-    """The settings of a root, with its overrides.
-
-    Raises:
-        InputError: another version's settings, or a plan.json that was changed since.
-    """
-    plan = root.plan
-    try:
-        config = load_settings(BuildConfig, plan.config, root.overrides)
-    except InputError as error:
-        remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
-        raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
-    if identity(config, plan.class_names, planned_models(plan)) != plan.digest:
-        remedy = "plan.json was changed, or another version of semix wrote it; use that version"
-        raise InputError(f"{root.url}/{PLAN} digest", plan.digest[:12], remedy)
-    return config
-
-
-def plan_of(root: Root) -> BuildPlan:
-    """The BuildPlan of a root, from its plan.json, its overrides and pairs.json; opened once.
-
-    Raises:
-        InputError: as for `config_of`; pairs.json is damaged.
-    """
-    plan = _PLANS.get(root)
-    if plan is None or not plan.is_complete:
-        plan = _PLANS[root] = _open_plan(root)
-    return plan
-
-
-def _open_plan(root: Root) -> BuildPlan:
-    config = config_of(root)
-    similar = config.mixing.pairs.kind == "similar"
-    return BuildPlan(
-        config,
-        tuple(root.plan.class_names),
-        models=planned_models(root.plan),
-        similar=_read_pairs(root, config) if similar else None,
-        extensions=root.extensions,
-    )
-
-
-def open_root(
-    url: str, overrides: Sequence[str] = (), *, heartbeat: Callable[[], None] = lambda: None
-) -> Root:
-    """Open an existing root, with overrides of settings that differ on this machine.
-
-    Raises:
-        InputError: no root, or an override of a setting that decides its bytes.
-    """
-    root = Root(url, heartbeat=heartbeat)
-    for override in overrides:
-        section, _, name = override.partition("=")[0].partition(".")
-        if name.split(".")[0] not in NON_IDENTITY_SETTINGS.get(section, ()):
-            remedy = "a root keeps the settings it was begun with; only where things lie may change"
-            raise InputError(
-                "overrides", override, f"{remedy}; leave it out, or choose a new place"
-            )
-    root.overrides = tuple(overrides)
-    return root
 
 
 def extend_root(root: Root, groups_per_pair: int) -> Root:
@@ -257,8 +257,8 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
     Raises:
         InputError: not more than before, too many for a root, or another extension came first.
     """
-    plan = plan_of(root)
-    current_count = plan.num_groups // plan.num_pairs
+    plan = build_of(root).plan
+    current_count = root.plan.groups_per_pair
     if groups_per_pair <= current_count:
         remedy = f"{root.url} has {current_count} already; extending only adds, so give more"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
@@ -274,26 +274,21 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
     return Root(root.url)
 
 
-def _read_pairs(root: Root, config: BuildConfig) -> list[tuple[int, int]] | None:
-    """The pairs drawn by similarity; None if they are not drawn yet."""
-    if not root.store.exists(PAIRS):
-        return None
-    content = root.store.get(PAIRS)
-    if reason := unusable_pairs(content, root.plan, count=config.mixing.pairs.count):
-        remedy = f"{reason}; `semix resume` draws them again from the prototypes"
-        raise InputError(f"{root.url}/{PAIRS}", "damaged", remedy)
-    return Pairs.read(content)
-
-
 def _plan_record(plan: BuildPlan) -> Plan:
+    config = plan.config
     return Plan(
         schema=Plan.SCHEMA,
         digest=plan.digest,
         class_names=list(plan.class_names),
         num_groups=plan.num_groups,
         num_shards=plan.num_shards,
+        groups_per_pair=config.mixing.groups_per_pair,
+        groups_per_shard=plan.layout.size,
         images_per_group=plan.images_per_group,
-        config=cast(PlannedConfig, plan.config.model_dump(mode="json")),
+        classes_per_group=config.mixing.classes,
+        normalize=config.annotation.normalize,
+        pairs=None if plan.similar is None else list(plan.similar),
+        config=config.model_dump(mode="json"),
         models=plan.models,
         versions=library_versions(),
     )
@@ -321,7 +316,7 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
         return  # its models may be gone by now
     check_models(config)
     models = model_identities(config)
-    current, planned_contents = contents(models), contents(planned_models(root.plan))
+    current, planned_contents = contents(models), contents(root.plan.models)
     for section, model in (
         ("generator", config.generator.model),
         ("annotation", config.annotation.model),
@@ -333,7 +328,7 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
 
 def _check_series_count(root: Root, groups_per_pair: int) -> None:
     extended = root.extensions[-1].groups_per_pair if root.extensions else None
-    planned = load_settings(BuildConfig, root.plan.config).mixing.groups_per_pair
+    planned = root.stored_plan.groups_per_pair
     if groups_per_pair > (extended or planned):
         remedy = f"{root.url} has {extended or planned}; add series behind them with `semix extend`"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
@@ -344,7 +339,7 @@ def _check_series_count(root: Root, groups_per_pair: int) -> None:
 
 def _overrides_of(root: Root, config: BuildConfig) -> list[str]:
     """Overrides for the config's settings that differ from plan.json and decide no byte."""
-    planned, new = cast(dict[str, Any], root.plan.config), config.model_dump(mode="json")
+    planned, new = root.stored_plan.config, config.model_dump(mode="json")
     names = [(section, name) for section, keys in NON_IDENTITY_SETTINGS.items() for name in keys]
     values = [(section, name, new[section][name]) for section, name in names]
     return [

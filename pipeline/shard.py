@@ -1,5 +1,6 @@
 """Make one shard, from noise to commit record: models, batches, series and publishing."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from torch import Tensor
 from semix.data.device import device_name, resolve_device
 from semix.data.errors import InputError
 from semix.data.formats import (
-    PROTOTYPES,
     CommitRecord,
     Labels,
     LeftOut,
@@ -27,7 +27,6 @@ from semix.data.root import Root
 from semix.data.threads import mapped
 from semix.pipeline.annotate import Annotator, build_annotator, storage_faults
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
-from semix.pipeline.estimate import SeriesCost, cost_or_reason
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise.source import NoiseNote, NoiseSource, noise_source
@@ -46,22 +45,27 @@ class Models:
     Attributes:
         embeddings: conditioning of each class, one row per class.
         noise: gives each group its initial noise.
-        cost: of one series, for commit records; None where it cannot be counted.
+        prototypes: SHA-256 of their file, for commit records.
     """
 
     generator: LatentDiffusion
     annotator: Annotator
     embeddings: Conditioning
     noise: NoiseSource
-    cost: SeriesCost | None = None
+    prototypes: str
 
 
 def load_models(
-    root: Root, plan: BuildPlan, *, device: str, heartbeat: Callable[[], None] = lambda: None
+    plan: BuildPlan,
+    prototypes: bytes,
+    *,
+    device: str,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Models:
     """Load generator, CLIP and prototypes; encode every class name once.
 
     Args:
+        prototypes: content of the prototypes file.
         heartbeat: called while noise is selected, to show that there is progress.
     Raises:
         InputError: a model cannot be loaded or does not suit; two prompts have equal encodings.
@@ -69,13 +73,14 @@ def load_models(
     """
     device = resolve_device(device)
     config = plan.config
-    annotator = build_annotator(config.annotation, root.store.get(PROTOTYPES), device=device)
+    annotator = build_annotator(config.annotation, prototypes, device=device)
     annotator.encoders.load()
     names = prompt_names(config.generator, plan.class_names)
     generator = load_generator(config.generator, device=device, names=names)
     embeddings = class_embeddings(generator, plan)
     noise = noise_source(plan, generator=generator, embeddings=embeddings, heartbeat=heartbeat)
-    return Models(generator, annotator, embeddings, noise, cost_or_reason(config)[0])
+    digest = hashlib.sha256(prototypes).hexdigest()
+    return Models(generator, annotator, embeddings, noise, digest)
 
 
 def class_embeddings(generator: LatentDiffusion, plan: BuildPlan) -> Conditioning:
@@ -117,15 +122,14 @@ def generate_shard(
     with ExitStack() as stack:
         staged = stack.enter_context(root.store.staging(f"{shard_stem(spec.index)}.tar"))
         results = _write_tar(spec, plan, staged, models=models, clock=clock, heartbeat=heartbeat)
-        tflop = models.cost.shard_tflop(plan, spec) if models.cost else None
         return GeneratedShard(
             spec,
             root,
             staged,
             results,
             clock,
-            tflop,
             device=models.generator.device,
+            prototypes=models.prototypes,
             made_at=clock.wall,
             files=stack.pop_all(),
         )
@@ -145,8 +149,8 @@ class GeneratedShard:
     staged: Path
     results: "BatchResults"
     clock: Stopwatch
-    tflop: float | None
     device: torch.device
+    prototypes: str
     made_at: float
     files: ExitStack
 
@@ -173,7 +177,7 @@ class GeneratedShard:
                 first=spec.start,
                 wall_seconds=wall_seconds,
                 versions=library_versions() | {"device": device_name(self.device)},
-                tflop=self.tflop,
+                prototypes=self.prototypes,
                 left_out=results.left_out,
             )
 

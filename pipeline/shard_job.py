@@ -4,15 +4,12 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from semix.data.formats import Failure
-from semix.data.root import Root
 from semix.data.store import Store
-from semix.pipeline.plan import BuildPlan
+from semix.pipeline.plan import Build
 from semix.pipeline.prototypes import prepare
-from semix.pipeline.root import plan_of
 
 if TYPE_CHECKING:  # diffusers and open_clip cost seconds, and stored features need neither
     from semix.pipeline.shard import Models
@@ -59,18 +56,14 @@ class ShardJob(Protocol):
 class BuildJob:
     """Makes the images of a root from its plan."""
 
-    def __init__(self, root: Root) -> None:
-        self.root = root
-        self.store = root.store
+    def __init__(self, build: Build) -> None:
+        self.build, self.root, self.plan = build, build.root, build.plan
+        self.store = build.root.store
         self.models: Models | None = None
-
-    @cached_property
-    def plan(self) -> BuildPlan:
-        return plan_of(self.root)
 
     @property
     def num_shards(self) -> int:
-        return self.root.plan.num_shards
+        return self.plan.num_shards
 
     def missing(self) -> Sequence[int]:
         return self.root.missing()
@@ -87,8 +80,8 @@ class BuildJob:
     def load(self, *, device: str, heartbeat: HeartbeatCallback) -> None:
         from semix.pipeline.shard import load_models
 
-        prepare(self.root, device=device, heartbeat=heartbeat)
-        self.models = load_models(self.root, self.plan, device=device, heartbeat=heartbeat)
+        prototypes = prepare(self.build, device=device, heartbeat=heartbeat)
+        self.models = load_models(self.plan, prototypes, device=device, heartbeat=heartbeat)
 
     def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Publish:
         from semix.pipeline.shard import generate_shard

@@ -92,7 +92,7 @@ def publish_shard(
 
     Args:
         features: a safetensors file of the series' CLIP features.
-        fields: of the record: `groups`, `first`, `wall_seconds`, `versions` and more.
+        fields: of the record: `groups`, `first`, `wall_seconds`, `prototypes` and more.
     """
     with clock.stage("write"):
         with staged.open("rb") as file:
@@ -102,7 +102,6 @@ def publish_shard(
         sha256 = hashlib.sha256(features).hexdigest()
         features_file = File(name=features_name(shard, sha256), sha256=sha256, bytes=len(features))
         root.store.put(features_file.name, features)
-    input_digests = root.input_digests()
     record = CommitRecord(
         spec=spec_digest(root.plan.digest, shard),
         shard=shard,
@@ -113,8 +112,6 @@ def publish_shard(
         seconds=dict(clock.seconds),
         attempt=1 + root.attempts(shard),
         worker=f"{socket.gethostname()}:{os.getpid()}",
-        prototypes=input_digests.get("prototypes", ""),
-        pairs=input_digests.get("pairs", ""),
         **fields,
     )
     root.commit(record)

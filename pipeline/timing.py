@@ -10,7 +10,7 @@ from semix.pipeline.annotate import Annotator, Encoders
 from semix.pipeline.estimate import TERA, computed_groups, cost_or_reason
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise.source import random_noise
-from semix.pipeline.plan import BuildPlan, SimilarPairs
+from semix.pipeline.plan import BuildPlan, UndrawnPairs
 from semix.pipeline.prompts import prompt_names
 from semix.pipeline.shard import Models, class_embeddings, make_batch
 from semix.pipeline.shard_writer import Stopwatch
@@ -97,12 +97,12 @@ def _models(plan: BuildPlan, device: str) -> Models:
     generator = load_generator(config.generator, device=device, names=names)
     annotator = Annotator(config.annotation, {}, Encoders(config.annotation, device=device))
     embeddings = class_embeddings(generator, plan)
-    return Models(generator, annotator, embeddings, random_noise(generator.latent_shape))
+    return Models(generator, annotator, embeddings, random_noise(generator.latent_shape), "")
 
 
 def _with_pairs(plan: BuildPlan) -> BuildPlan:
     """The plan; if its similar pairs are not drawn yet, with an arbitrary pair in their place."""
-    if isinstance(plan.sets, SimilarPairs) and plan.sets.pairs is None:
+    if isinstance(plan.sets, UndrawnPairs):
         return BuildPlan(plan.config, plan.class_names, similar=[(0, 1)] * plan.num_pairs)
     return plan
 

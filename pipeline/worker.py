@@ -31,9 +31,9 @@ from semix.data.label_sets import LabelSet
 from semix.data.leases import LeaseHeartbeat, claim, release
 from semix.data.printable import print_line, print_traceback, printable_line
 from semix.data.ranges import WHOLE, Partition, parse_partition, parse_ranges
-from semix.data.root import Root
+from semix.pipeline.plan import Build
 from semix.pipeline.relabel import RelabelJob
-from semix.pipeline.root import open_root
+from semix.pipeline.root import open_build
 from semix.pipeline.shard_job import (
     BuildJob,
     HeartbeatCallback,
@@ -266,14 +266,16 @@ class Worker:
     def run(self) -> int:
         self.job.store.sweep()
         pending = PendingShards(self.job, ShardOrder(self.slot, self.slots, self.part, self.only))
-        if pending.refresh():
+        may_try = pending.refresh()
+        if may_try:
             self.job.load(device=self.device, heartbeat=self._lease_heartbeat)
-        while pending.refresh():
+        while may_try:
             if self.try_all(pending):
                 pending.reset_wait()
             else:  # other workers hold all remaining shards; if one dies, its shards can be claimed
                 pending.wait()
                 self.heartbeat()
+            may_try = pending.refresh()
         return SOME_FAILED if pending.given_up else OK
 
     def try_all(self, pending: PendingShards) -> int:
@@ -390,7 +392,7 @@ def main(arguments: list[str] | None = None) -> int:
     heartbeat = options.heartbeat.touch if options.heartbeat else lambda: None
     try:
         worker = Worker(
-            job_of(open_root(options.url, options.set, heartbeat=heartbeat), labels=options.labels),
+            job_of(open_build(options.url, options.set, heartbeat=heartbeat), options.labels),
             options.slot,
             options.slots,
             device=options.device,
@@ -419,9 +421,11 @@ def main(arguments: list[str] | None = None) -> int:
         return RESTART if _is_device_error(error) else UNEXPECTED_ERROR
 
 
-def job_of(root: Root, *, labels: str | None) -> ShardJob:
+def job_of(build: Build, labels: str | None) -> ShardJob:
     """The job of labelling one label set of the root, or of making the root's own images."""
-    return BuildJob(root) if labels is None else RelabelJob(LabelSet(root, labels))
+    if labels is None:
+        return BuildJob(build)
+    return RelabelJob(LabelSet(build.root, labels), build.plan)
 
 
 def _requested_shards(options: argparse.Namespace) -> Container[int] | None:

@@ -18,8 +18,9 @@ from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import create_root
+from semix.pipeline.root import build_of
 from semix.pipeline.standins import StandIns, tiny_recipe, train_standins
+from tests.pipeline.roots import create_root
 
 # The same draws every time: what fails is the change, not the draw.
 settings.register_profile("repeatable", derandomize=True)
@@ -148,7 +149,7 @@ def built(hasty_config: BuildConfig, shared: Shared) -> Root:
         from semix.pipeline.worker import main as worker
 
         root = create_root(hasty_config, str(folder / "mixed"))
-        ensure_prototypes(root, device="cpu")
+        ensure_prototypes(build_of(root), device="cpu")
         assert worker([root.url, "--device", "cpu"]) == 0
         root.write_index()
 

@@ -21,6 +21,7 @@ from semix.data.store import Store
 from semix.data.tar import GroupSample, read_shard
 from tests import handmade
 from tests.data import whole_roots
+from tests.handmade import committed
 
 VECTORS = np.eye(3, 4, dtype=np.float32)  # prototypes of the three classes
 
@@ -49,8 +50,7 @@ def root_of(
     sizes = [len(samples) + len(omitted) for samples, omitted in zip(shards, left_out, strict=True)]
     count, num_series = len(shards[0][0].images), sum(sizes)
     plan = handmade.make_plan(len(shards), num_series, count, class_names=list(names))
-    plan["config"]["shards"]["groups_per_shard"] = sizes[0]
-    plan["config"]["annotation"] = {}
+    plan["groups_per_shard"] = sizes[0]
     store.put("plan.json", json.dumps(plan).encode())
     store.put(PROTOTYPES, whole_roots.prototypes(VECTORS))
     for shard, samples in enumerate(shards):
@@ -91,7 +91,7 @@ def label_set(
     digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
     labels = create_set(root, LabelSetRecord(digest=digest, **record))
     root.store.put(labels.prototypes, save({"prototypes": prototype_length * VECTORS}))
-    for shard, images in root.committed().items():
+    for shard, images in committed(root).items():
         records = [s.record for s in read_shard(root.store, images)]
         series_labels = [SeriesLabels(group=r.group, **r.label_fields()) for r in records]
         rows = np.stack([features.get(r.group, features_of(r)) for r in records])

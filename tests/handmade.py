@@ -145,11 +145,12 @@ def make_plan(shards: int, groups: int, count: int = 2, **changes: Any) -> dict[
         "class_names": list(NAMES),
         "num_groups": groups,
         "num_shards": shards,
+        "groups_per_pair": 1,
+        "groups_per_shard": max(1, groups // max(1, shards)),
         "images_per_group": count,
-        "config": {
-            "shards": {"groups_per_shard": max(1, groups // max(1, shards))},
-            "mixing": {"groups_per_pair": 1},
-        },
+        "classes_per_group": 2,
+        "normalize": False,
+        "config": {},
         "models": MODELS,
         "versions": {},
     } | changes
@@ -193,7 +194,6 @@ def put_shard(
         "first": first,
         "seconds": {"generate": 1.5},
         "wall_seconds": 2.0,
-        "tflop": 0.25,
         "attempt": 1,
         "worker": "host:1",
         "versions": {"python": "3.11"},
@@ -233,6 +233,11 @@ def make_root(
     root = Root(store.url)
     root.write_index()
     return root
+
+
+def committed(root: Root) -> dict[int, CommitRecord]:
+    """The commit record of each intact shard, ascending."""
+    return {record.shard: record for folder in root.folders() for record in folder.intact}
 
 
 def label_set(root: Root, **changes: Any) -> LabelSet:

@@ -51,7 +51,13 @@ class SimulatedShards:
 
     def exists(self, name: str) -> bool:
         self.requests.add("head")
-        return name in self.written
+        return name in self.written or (
+            name.startswith("shards/") and int(name[-12:-5]) < self.done
+        )
+
+    def info(self, name: str) -> FileInfo:
+        self.requests.add("head")
+        return FileInfo(len(self.written[name]), 2.0)
 
     def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
         files: dict[str, FileInfo] = {}
@@ -121,7 +127,6 @@ def record_of(shard: int) -> dict[str, Any]:
         "first": shard * GROUPS,
         "seconds": dict.fromkeys(STAGES, 1.25),
         "wall_seconds": 6.25,
-        "tflop": 12.5,
         "attempt": 1,
         "prototypes": "ab" * 32,
         "worker": "host:1",
@@ -136,12 +141,13 @@ def record_bytes(shard: int) -> bytes:
 def index_of(shards: int) -> bytes:
     """The index of the first `shards` shards, as `Root.write_index` writes it."""
     lines = ",\n".join(_line(shard) for shard in range(shards))
-    return f'{{"plan":"{PLAN_DIGEST}","shards":[\n{lines}\n]}}\n'.encode()
+    header = f'{{"plan":"{PLAN_DIGEST}","prototypes":"{"ab" * 32}","shards":[\n'
+    return f"{header}{lines}\n]}}\n".encode()
 
 
 def _line(shard: int) -> str:
-    entry = record_of(shard) | {"record_bytes": RECORD_BYTES}
-    for name in ("spec", "worker", "attempt"):  # an index leaves out a first attempt
+    entry = record_of(shard)
+    for name in ("spec", "worker", "attempt", "prototypes", "seconds", "wall_seconds"):
         del entry[name]
     return json.dumps(entry, sort_keys=True, separators=(",", ":"))
 

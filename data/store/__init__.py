@@ -143,12 +143,13 @@ class Store:
         """
         return self._backend.sweep(before=self._backend.now() - older_than_s)
 
-    def require_empty_or_own(self, kind: str, *, own: str = "") -> None:
+    def require_empty_or_own(self, kind: str, *, own: str = "", leftover: str = "") -> None:
         """Require that the location is empty, or holds something that was begun here before.
 
         Args:
             kind: the kind of folder to begin here, for the message.
             own: name of a file that shows that one was begun before; empty if there is none.
+            leftover: name of a folder that an interrupted start leaves, which counts as nothing.
         Raises:
             InputError: foreign files or folders are here; hidden ones do not count.
         """
@@ -157,7 +158,8 @@ class Store:
         except OSError as error:
             raise InputError("out", self.url, self._backend.refusal(error)) from None
         names = sorted([*files, *folders])
-        foreign = [name for name in names if not name.startswith((".", PROBE))]
+        ignored = (".", PROBE)
+        foreign = [n for n in names if not n.startswith(ignored) and n != leftover]
         if foreign and own not in names:
             shown = ", ".join(foreign[:3])
             if len(foreign) > 3:

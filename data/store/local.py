@@ -53,7 +53,7 @@ class LocalFiles:
         return open_regular(self._path(name))
 
     def exists(self, name: str) -> bool:
-        return self._path(name).exists()
+        return self._path(name).is_file()
 
     def info(self, name: str) -> FileInfo:
         return _file_info(self._path(name).stat())

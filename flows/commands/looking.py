@@ -26,13 +26,22 @@ IMAGE_FILE = typer.Option(metavar="FILE", help="image file to write, .png or .we
 TRACEBACK_LINES = 5
 
 
-def status(url: p.Root, price: p.Price = "", json: p.Json = False) -> None:
+def status(
+    url: p.Root,
+    full: Annotated[
+        bool, typer.Option("--full", help="also read all commit records: speed, seconds by stage")
+    ] = False,
+    price: p.Price = "",
+    json: p.Json = False,
+) -> None:
     """Show how many shards are done, missing and failed.
+
+    A price reads all commit records, as --full does.
 
     Example:
       semix status /data/birds-mixed --price "2.49 EUR"
     """
-    show_root(Root(url), as_json=json, price=Price.read(price))
+    show_root(Root(url), as_json=json, full=full, price=Price.read(price))
 
 
 def failures(url: p.Root, json: p.Json = False) -> None:
@@ -146,8 +155,8 @@ def browse(
     """
     _check_image_file(out)
     root = Root(url)
-    numbers = sorted(p.parse_numbers(groups)) if groups else sample_series(root)
     with translate_damage(root.url):
+        numbers = sorted(p.parse_numbers(groups)) if groups else sample_series(root)
         sheet = contact_sheet(read_series(root, numbers))
     sheet.save(out)
     emit(str(out))

@@ -109,7 +109,7 @@ def build(
     root = building.build(
         config, out, overrides=overrides, slots=placement, selection=selection, full=full
     )
-    show_root(root, as_json=json, price=hourly_price)
+    show_root(root, as_json=json, full=True, price=hourly_price)
 
 
 def resume(
@@ -141,7 +141,7 @@ def resume(
     root = building.resume(
         url, overrides=overrides, slots=placement, selection=selection, full=full
     )
-    show_root(root, as_json=json)
+    show_root(root, as_json=json, full=True)
 
 
 def extend(
@@ -176,7 +176,7 @@ def extend(
         extended = building.extend_to(load_config(BuildConfig, root), out, slots=placement)
     else:
         extended = building.extend(Root(root), groups_per_pair, slots=placement)
-    show_root(extended, as_json=json)
+    show_root(extended, as_json=json, full=True)
 
 
 def relabel(

@@ -29,7 +29,7 @@ def relabel(root: Root) -> None:
         handmade.labels_of(group, weights=[0.0, 0.3, 0.7, 1.0], labels=[[[classes[0], 1.0]]] * 4)
         for group, classes in zip(mixed.numbers.tolist(), mixed.classes.tolist(), strict=True)
     ]
-    labels.commit(0, images=root.images()[0], groups=groups)
+    labels.commit(0, images=root.record(0).sha256, groups=groups)
 
 
 def test_index_label_set_and_exclusion_are_pinned(make_config, mixed_url, tmp_path):

@@ -38,7 +38,7 @@ def test_a_run_lists_every_shard_that_it_relied_on(unbroken):
     mixed = json.loads((unbroken / "data.json").read_text())["mixed"]
     lineage = json.loads((unbroken / "lineage.json").read_text())
     root = Root(mixed["url"])
-    assert lineage["shards"] == [[entry.shard, entry.sha256] for entry in root.entries()]
+    assert lineage["shards"] == [[entry.shard, entry.sha256] for entry in root.records()]
     assert (lineage["index"], lineage["plan"]) == (mixed["index"], root.plan.digest)
     assert lineage["models"].keys() == root.plan.models.keys()
 

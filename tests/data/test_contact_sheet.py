@@ -42,7 +42,7 @@ PAIRS, TURNS = 10, 12  # every twelfth of 120 series would show five of the ten 
 
 def root_of(folder: Path, committed: range, turns: int = TURNS) -> Root:
     plan = make_plan(24, PAIRS * TURNS)
-    plan["config"]["mixing"]["groups_per_pair"] = turns
+    plan["groups_per_pair"] = turns
     store = Store(str(folder))
     store.create("plan.json", json.dumps(plan).encode())
     for shard in committed:
@@ -156,14 +156,11 @@ def lacking(tmp_path) -> Root:
 
 def test_their_shard_is_sound(lacking):
     assert list(verify(lacking)) == list(verify(lacking, full=True)) == []
-    assert (lacking.missing(), lacking.progress().left_out, lacking.progress().groups_done) == (
-        [],
-        2,
-        4,
-    )
-    reopened = Root(lacking.url)  # from the index
-    assert [entry.group_numbers for entry in reopened.entries()] == [[0, 2], [4, 5]]
-    assert (reopened.progress(), list(verify(reopened, full=True))) == (lacking.progress(), [])
+    progress = lacking.progress()
+    assert (lacking.missing(), lacking.totals().left_out, progress.groups_done) == ([], 2, 6)
+    reopened = Root(lacking.url)
+    assert [entry.group_numbers for entry in reopened.records()] == [[0, 2], [4, 5]]
+    assert (reopened.progress(), list(verify(reopened, full=True))) == (progress, [])
 
 
 @pytest.mark.parametrize(
@@ -217,7 +214,7 @@ def test_features_are_those_of_the_series_that_are_there(lacking):
 def test_a_label_set_labels_the_others(lacking):
     digest = featured.label_set(lacking, {})
     labels = LabelSet(lacking, digest)
-    assert (labels.missing(), labels.progress().groups_done) == ([], 4)
+    assert (labels.missing(), labels.progress().groups_done) == ([], 6)
     assert damage(lacking, full=True) == []
     assert MixedDataset(lacking.url, labels=digest).numbers.tolist() == KEPT
 

@@ -15,6 +15,7 @@ from semix.data.exclusion import Exclusion
 from semix.data.images import encode_image, load_square
 from semix.data.root import Root
 from tests import handmade
+from tests.handmade import committed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 COUNT = 4  # images in a series
@@ -192,7 +193,7 @@ def relabel(root: Root, shards: list[int]) -> str:
             first = handmade.record(group)["classes"][0]
             fields = {"weights": [1.0] * COUNT, "labels": [[[first, 1.0]]] * COUNT}
             groups.append(handmade.labels_of(group, **fields))
-        labels.commit(shard, images=root.committed()[shard].sha256, groups=groups)
+        labels.commit(shard, images=committed(root)[shard].sha256, groups=groups)
     return labels.digest
 
 
@@ -222,7 +223,7 @@ def test_a_label_set_that_lacks_a_shard_or_is_of_other_images_is_refused(tmp_pat
 
 
 def tar_path(root: Root, shard: int) -> Path:
-    return Path(root.url, root.committed()[shard].tar)
+    return Path(root.url, committed(root)[shard].tar)
 
 
 def test_a_damaged_shard_is_named_when_it_is_opened(tmp_path):

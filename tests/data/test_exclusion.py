@@ -16,6 +16,7 @@ from semix.data.series_filter import SeriesFilter, describe
 from semix.data.settings import load_settings
 from semix.data.tar import GroupSample
 from tests import featured, handmade
+from tests.handmade import committed
 
 INDEX = "index/0.json"
 ALPHAS = [0.0, 0.3, 0.7, 1.0]
@@ -202,7 +203,7 @@ def test_rules_that_do_not_apply_are_refused(root, rule, changes, message):
 
 def test_features_that_are_gone_are_named(tmp_path, records):
     root = featured.root_of(tmp_path, [samples()])
-    name = root.committed()[0].features.name
+    name = committed(root)[0].features.name
     root.store.delete(name)
     with pytest.raises(ValueError, match=f"{name}: is not there"):
         read_decisions(Exclusion(end_points=True), records, root=root)

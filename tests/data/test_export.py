@@ -27,7 +27,7 @@ from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from tests import handmade
 from tests.data import hostile
-from tests.handmade import labels_of, make_root, pixels, record, root_of, sample
+from tests.handmade import committed, labels_of, make_root, pixels, record, root_of, sample
 
 NAUGHTY = ["=cmd|' /C calc'!A0", '../../etc\n,"x', "\u202e@evil\x1b[2J"]
 
@@ -47,7 +47,7 @@ def label_set(root: Root) -> LabelSet:
 
 
 def label_shard(label_set: LabelSet, shard: int) -> None:
-    images = label_set.root.committed()[shard]
+    images = committed(label_set.root)[shard]
     groups = []
     for group in images.group_numbers:
         first, second = [(0, 1), (0, 2), (1, 2)][group % 3]
@@ -119,7 +119,7 @@ def test_labels_that_do_not_fit_the_images_are_refused(root, label_set, change, 
 
 def test_more_than_two_classes_keep_their_labels(root):
     plan = json.loads(root.store.get("plan.json"))
-    plan["config"]["mixing"]["classes"] = 3
+    plan["classes_per_group"] = 3
     root.store.put("plan.json", json.dumps(plan).encode())
     with pytest.raises(InputError, match=r"scale = 4\.0: .* mixes 3 classes, whose labels stay"):
         PinnedRoot(Root(root.url), scale=4.0)
@@ -130,7 +130,7 @@ def test_more_than_two_classes_keep_their_labels(root):
 def test_a_hostile_shard_is_named(kind, image_format, tmp_path):
     tar = {**hostile.images(), **hostile.archives(), **hostile.series()}[kind]
     root = make_root(tmp_path, shards=2, groups=1, tars=[tar])
-    name = root.committed()[0].tar
+    name = committed(root)[0].tar
     with pytest.raises(ValueError, match=f"^{name}: "):
         rows_of(root, image_format=image_format)
 
@@ -204,7 +204,7 @@ def test_folders_have_the_names_of_classes_and_differ(names, folders):
 
 def test_nothing_appears_when_a_shard_is_damaged(tmp_path):
     root = make_root(tmp_path / "root", shards=2, groups=1, tars=[hostile.images()["EPS"]])
-    with pytest.raises(ValueError, match=root.committed()[0].tar):
+    with pytest.raises(ValueError, match=committed(root)[0].tar):
         write_image_folder(PinnedRoot(root), tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["root"]
 

@@ -17,7 +17,7 @@ from semix.data.machine import machine
 from semix.data.root import Root
 from semix.data.verify import damage
 from tests.data.whole_roots import failure
-from tests.handmade import label_set, labels_of
+from tests.handmade import committed, label_set, labels_of
 
 HOURS = 3600.0
 DIGEST = 64 * "a"
@@ -84,7 +84,7 @@ def test_files_from_the_future_stay(root):
 def test_what_an_index_pins_stays_when_its_record_is_gone(root):
     root.discard(1)
     assert names(root) == []
-    entry = open_index(root.store, "index/0.json").shards()[1]
+    entry = open_index(root.store, "index/0.json").shards[1]
     root.write_index()
     make_old(Path(root.url))
     assert names(root) == []  # the older index still pins it
@@ -181,7 +181,7 @@ def test_features_of_a_label_set_that_no_labels_name(root):
         root.store.put(name, b"abc")
     groups = [labels_of(group) for group in (2, 3)]
     features = File(name=used, sha256="1" * 64, bytes=3)
-    images = root.committed()[1].sha256
+    images = committed(root)[1].sha256
     labels.commit(1, images=images, groups=groups, features=features)
     for shard in (1, 2):
         labels.record_failure(failure(shard))

@@ -22,14 +22,14 @@ from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.formats import record_name, shard_stem
 from semix.data.images import decode_image
-from semix.data.root import Root
+from semix.data.root import DamagedShards, Root
 from semix.data.tar import read_shard
 from semix.data.tensors import read_arrays, read_tensors
 from semix.data.verify import damage
 from tests.data import hostile
 from tests.fuzz.mutations import blindly, mutate
 from tests.fuzz.targets import attempt, targets
-from tests.handmade import make_root, pixels, record, sample, tar_of
+from tests.handmade import committed, make_root, pixels, record, sample, tar_of
 
 ROOT = Path(__file__).parents[2]
 # Reads every file of a folder under a hook that ends the process at the first thing that reading
@@ -148,11 +148,11 @@ def test_the_watch_and_the_payload_work(watched, tmp_path):
 def test_a_hostile_shard_is_refused_by_name(shards, tmp_path):
     root = make_root(tmp_path, shards=len(shards) + 1, groups=1, tars=list(shards.values()))
     problems = {p.shard: p.text for p in damage(root, full=True) if p.kind == "shard"}
-    committed = root.committed()
+    records = committed(root)
     assert sorted(problems) == list(range(len(shards)))
     for shard, text in problems.items():
-        assert committed[shard].tar in text
-    for shard, entry in committed.items():
+        assert records[shard].tar in text
+    for shard, entry in records.items():
         with pytest.raises(ValueError, match=entry.tar) if shard in problems else nullcontext():
             for series in read_shard(root.store, entry):
                 for image in series.images:
@@ -167,7 +167,7 @@ def test_a_hostile_shard_is_refused_by_name(shards, tmp_path):
 )
 def test_a_training_run_refuses_it_by_name(shards, kind, tmp_path):
     root = make_root(tmp_path, shards=2, groups=1, tars=[shards[kind]])
-    with pytest.raises(ValueError, match=root.committed()[0].tar):
+    with pytest.raises(ValueError, match=committed(root)[0].tar):
         everything = MixedDataset(root.url)
         everything.draw(torch.tensor([0]), rng=torch.Generator())
 
@@ -233,14 +233,15 @@ def test_a_url_is_a_place_and_nothing_else(url, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["../secret", "/etc/passwd", "pipe:touch CANARY", "shards/0000", "plan.json"]
 )
-def test_records_that_point_elsewhere_do_not_count(name, tmp_path):
+def test_records_that_point_elsewhere_are_refused(name, tmp_path):
     (tmp_path / "secret").write_bytes(tar_of(*(sample(g) for g in range(3))))
     root = make_root(tmp_path / "root")
     stored = json.loads(root.store.get("shards/0000/0000000.json"))
     root.store.put("shards/0000/0000000.json", json.dumps(stored | {"tar": name}).encode())
     index = root.store.get("index/0.json").replace(stored["tar"].encode(), name.encode())
     root.store.put("index/0.json", index)
-    assert Root(root.url).missing() == [0]
+    with pytest.raises(DamagedShards, match="tar is not shards/0000/0000000"):
+        Root(root.url).write_index()
     with pytest.raises(ValueError, match="tar is not shards/0000/0000000"):
         MixedDataset(root.url)
 

@@ -14,10 +14,10 @@ def test_every_shard_of_an_index_is_listed_with_its_hash(root):
 
     index = root.write_index()
     pinned = PinnedRoot(root, index=index)
-    lineage = read_shards(root.plan, pinned.shards, url=root.url, index=index)
-    entries = list(root.entries())
+    lineage = read_shards(root.plan, pinned.pinned, url=root.url)
+    entries = list(root.records())
     assert lineage["shards"] == [(entry.shard, entry.sha256) for entry in entries]
-    assert sum(lineage["prototypes"].values()) == len(entries)
+    assert lineage["prototypes"] == entries[0].prototypes
     assert (lineage["plan"], lineage["index"]) == (root.plan.digest, index)
 
 

@@ -1,16 +1,17 @@
-"""Commit records, failed attempts and tombstones: which count, and what a refresh costs."""
+"""Commit records, failed attempts and tombstones: what a listing decides, and what it costs."""
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
 
+from semix.data.errors import InputError
 from semix.data.formats import CommitRecord, attempt_name, record_name
 from semix.data.index import open_index
-from semix.data.records import Attempts, Records
-from semix.data.root import Root
+from semix.data.records import Attempts, read_folder
+from semix.data.root import DamagedShards, Root
 from semix.data.store import Store
+from semix.data.verify import quarantine
 from tests.data.whole_roots import Counting, commit_record, empty_root, failure
 from tests.handmade import PLAN_DIGEST
 
@@ -22,8 +23,16 @@ def root(tmp_path):
     return empty_root(tmp_path)
 
 
-def put_record(root, shard, **changes):
-    root.store.put(record_name(shard), commit_record(shard, **changes).written())
+def put_record(root, shard, content=None, **changes):
+    """Put a record and the files that it names."""
+    record = commit_record(shard, **changes)
+    for name in (record.tar, record.features.name):
+        root.store.put(name, b"abc")
+    root.store.put(record_name(shard), record.written() if content is None else content)
+
+
+def folder_of(root, number=0):
+    return read_folder(root.store, number, plan=PLAN_DIGEST, layout=root.layout)
 
 
 @pytest.fixture(scope="module")
@@ -38,181 +47,133 @@ def large(tmp_path_factory):
     return root
 
 
-def records_of(store, shards=MANY + 5):
-    return Records(store, PLAN_DIGEST, shards=shards)
-
-
-def numbers(records: Records) -> list[int]:
-    return records.rows().numbers.tolist()
-
-
-def test_every_record_is_read_once_and_full_folders_are_not_listed_again(large):
-    store = Counting(large.store)
-    records = records_of(store)
-    records.refresh()
-    assert (len(records.rows()), records.missing()) == (MANY, list(range(MANY, MANY + 5)))
-    # Two listings of folders (shards, tombstones), one of each of four folders, one of indices.
-    assert store.calls == {"scan": 2 + 4 + 1, "get": MANY}
+def test_a_listing_decides_and_no_record_is_read(large):
+    root = Root(large.url)
+    root.store = store = Counting(root.store)
+    assert root.missing() == list(range(MANY, MANY + 5))
+    assert store.calls == {"scan": 1 + 4}  # the folders, then each of them
     store.calls.clear()
-    records.refresh()
-    assert len(records.rows()) == MANY
-    assert store.calls == {"scan": 2 + 1}  # the folder that is not full
-    put_record(large, MANY)
-    records.refresh()
-    assert records.missing() == list(range(MANY + 1, MANY + 5))
-    assert store.calls == {"scan": 3 + 3, "get": 1}
-    large.store.delete(record_name(MANY))
+    progress = root.progress()
+    assert (progress.done, progress.groups_done) == (MANY, 2 * MANY)
+    assert store.calls == {"scan": 1 + 4}
+    assert root.is_committed(7) and not root.is_committed(MANY)
 
 
-def test_a_look_tells_of_each_folder_that_it_has_read(large):
+def test_each_listed_folder_calls_the_heartbeat(large):
     heartbeats = []
     root = Root(large.url, heartbeat=lambda: heartbeats.append(1))
     root.missing()
     assert len(heartbeats) == 4
-    root.missing()
-    assert len(heartbeats) == 5  # the folder that is not full
 
 
-def test_only_the_folders_that_are_asked_for_are_looked_at(large):
-    store = Counting(large.store)
-    records = records_of(store)
-    records.refresh(1200, 1900)
-    assert records.missing(1200, 1900) == []
-    assert store.calls["get"] == 1000
-    assert Root(large.url).missing(2500, 10**6) == list(range(MANY, MANY + 5))
+def test_only_the_folders_that_are_asked_for_are_listed(large):
+    root = Root(large.url)
+    root.store = store = Counting(root.store)
+    assert root.missing(1200, 1900) == []
+    assert store.calls == {"scan": 1 + 1}
+    assert root.missing(2500, 10**6) == list(range(MANY, MANY + 5))
 
 
-def test_an_index_stands_for_the_records_that_it_knows(large):
-    large.write_index()
-    store = Counting(large.store)
-    records = records_of(store)
-    records.refresh()
-    assert len(records.rows()) == MANY
-    assert store.calls == {"scan": 2 + 4 + 1, "get": 1}
-    assert list(records.rows()) == list(large.committed().values())
-    put_record(large, MANY)
-    put_record(large, 7, worker="rewritten: another size")
-    store.calls.clear()
-    reread = records_of(store)
-    reread.refresh()
-    assert len(reread.rows()) == MANY + 1
-    assert store.calls["get"] == 1 + 2  # the index, and what is new
-    for shard in (7, MANY):
-        put_record(large, shard)
-    large.store.delete(record_name(MANY))
-
-
-def test_what_an_index_keeps_is_what_progress_needs(root):
-    root.commit(commit_record(0, groups=1, left_out=[{"group": 1, "reason": "flat"}]))
-    before = root.progress()
-    assert (before.left_out, before.groups_done) == (1, 1)
+def test_totals_come_from_the_records(root):
+    put_record(root, 0, groups=1, left_out=[{"group": 1, "reason": "flat"}])
+    put_record(root, 1)
+    totals = root.totals()
+    assert (totals.left_out, totals.seconds) == (1, 4.0)
+    assert totals.stages == {"generate": 3.0, "write": 1.0}
+    assert root.progress().groups_done == 4  # as planned
     root.write_index()
-    reopened = Root(root.url)
-    entry = reopened.committed()[0]
-    assert reopened.progress() == before
-    assert (entry.first, entry.wall_seconds, entry.group_numbers) == (0, 2.0, [0])
-    (pinned,) = open_index(root.store, "index/0.json").shards()
-    assert pinned == entry
+    (pinned, _) = open_index(root.store, "index/0.json").shards
+    assert (pinned.first, pinned.group_numbers) == (0, [0])
 
 
-def test_a_damaged_index_is_passed_over_with_a_warning(root, caplog):
-    root.commit(commit_record(0))
-    root.write_index()
-    root.store.put("index/1.json", b'{"plan": "x", "sha')
-    with caplog.at_level(logging.WARNING):
-        store = Counting(root.store)
-        records = records_of(store)
-        records.refresh()
-        assert numbers(records) == [0]
-    assert "index/1.json: index: " in caplog.text
-    assert store.calls["get"] == 2  # the damaged one, then the one before it; no record
+DAMAGED = [
+    (b"", "commit record: "),
+    (b'{"shard": 1, "sp', "commit record: "),
+    (b"\xff\xfe\x00", "commit record: "),
+    (commit_record(1).written()[:-1] + b',"x":' + b"[" * 99_999, "commit record: "),
+    (b" " * (CommitRecord.MAX_BYTES + 1), "has 1048577 bytes, far too many"),
+    (commit_record(2).written(), "is the record of shard 2"),
+    (commit_record(1, plan="e" * 64).written(), "belongs to another plan"),
+    (commit_record(1).written().replace(b".tar", b".gz"), "commit record: tar is not"),
+    (commit_record(1, attempt=9**9).written().replace(b"387420489", b"9" * 30), "commit record: "),
+    (commit_record(1).written().replace(b":3", b":%d" % 2**63), "commit record: "),
+]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "commit record: "),
-        (b'{"shard": 1, "sp', "commit record: "),
-        (b"\xff\xfe\x00", "commit record: "),
-        (commit_record(1).written()[:-1] + b',"x":' + b"[" * 99_999, "commit record: "),
-        (b" " * (CommitRecord.MAX_BYTES + 1), "has 1048577 bytes, far too many"),
-        (commit_record(2).written(), "is the record of shard 2"),
-        (commit_record(1, plan="e" * 64).written(), "belongs to another plan"),
-        (commit_record(1, discards=1).written(), "was discarded and is still there"),
-        (commit_record(1).written().replace(b".tar", b".gz"), "commit record: tar is not"),
-        (
-            commit_record(1, attempt=9**9).written().replace(b"387420489", b"9" * 30),
-            "commit record: ",
-        ),
-        (commit_record(1).written().replace(b":3", b":%d" % 2**63), "commit record: "),
-    ],
-    ids=range(11),
-)
-def test_a_damaged_or_foreign_record_counts_as_missing(root, content, reason):
-    root.commit(commit_record(0))
-    root.store.put(record_name(1), content)
-    records = records_of(root.store, shards=3)
-    records.refresh()
-    assert (numbers(records), records.missing()) == ([0], [1, 2])
-    assert records.find(1) is None
-    (rejected,) = records.folders()[0].rejected.items()
-    assert rejected[0] == 1 and rejected[1][1].startswith(reason)
-    put_record(root, 1)  # repaired by another process in the meantime
-    records.refresh()
-    assert numbers(records) == [0, 1]
-    assert records.folders()[0].rejected == {}
+@pytest.mark.parametrize(("content", "reason"), DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_or_foreign_record_is_no_part_of_an_index(root, content, reason):
+    put_record(root, 0)
+    put_record(root, 1, content)
+    assert root.done() == [0, 1]
+    folder = folder_of(root)
+    assert [record.shard for record in folder.intact] == [0]
+    ((shard, text, files),) = [(p.shard, p.text, p.files) for p in folder.problems]
+    assert (shard, files) == (1, (record_name(1),))
+    assert text.startswith(f"its commit record {reason}")
+    with pytest.raises(ValueError, match=r"0000001\.json"):
+        root.record(1)
+    with pytest.raises(DamagedShards, match=r"1 damaged shards; `semix resume") as raised:
+        root.write_index()
+    assert root.indices() == []
+    assert quarantine(root, raised.value.problems) == 1
+    assert root.missing() == [1, 2]
+    assert root.write_index() == "index/0.json"
 
 
-def test_a_discarded_record_never_counts_again_whatever_an_index_says(root):
+def test_no_index_pins_files_that_are_missing_or_cut(root):
+    for shard in range(3):
+        put_record(root, shard)
+    tar, features = commit_record(0).tar, commit_record(1).features.name
+    root.store.put(tar, b"ab")
+    root.store.delete(features)
+    texts = [str(problem) for problem in folder_of(root).problems]
+    assert texts == [f"shard 0: {tar} has 2 bytes, not 3", f"shard 1: {features} is missing"]
+    with pytest.raises(DamagedShards, match="2 damaged shards") as raised:
+        root.write_index()
+    assert quarantine(root, raised.value.problems) == 2
+    assert root.missing() == [0, 1]
+
+
+def test_a_record_of_a_newer_version_is_left_alone(root):
+    put_record(root, 1, commit_record(1).written()[:-1] + b',"schema":9}')
+    with pytest.raises(InputError, match=r"0000001\.json schema = 9: a newer version of semix"):
+        root.write_index()
+    assert root.done() == [1]
+
+
+def test_a_discarded_record_leaves_a_tombstone(root):
     for shard in (0, 1):
-        root.commit(commit_record(shard))
+        put_record(root, shard)
     root.write_index()
     opened_before = Root(root.url)
-    assert opened_before.done() == list(opened_before.committed()) == [0, 1]
     root.discard(0, why="a flipped bit")
-    assert opened_before.done() == list(opened_before.committed()) == [1]
+    assert opened_before.done() == [1]
     assert opened_before.progress().groups_done == 2
     assert root.commit(commit_record(0, worker="second"))
-    for reader in (opened_before, Root(root.url)):
-        assert reader.done() == list(reader.committed()) == [0, 1]
-        assert reader.progress().groups_done == 4
-        assert reader.record(0).worker == "second"
-        assert reader.committed()[0].discards == 1
+    assert opened_before.done() == [0, 1]
+    assert opened_before.record(0).worker == "second"
+    root.discard(0, why="again")
     note = json.loads(root.store.get("discarded/0000/0000000.1.json"))
     assert (note["why"], json.loads(note["record"])["tar"]) == (
         "a flipped bit",
         commit_record(0).tar,
     )
+    assert json.loads(root.store.get("discarded/0000/0000000.2.json"))["why"] == "again"
 
 
-def test_a_kill_between_tombstone_and_removal_leaves_the_shard_missing(root, monkeypatch):
-    root.commit(commit_record(0))
-    root.write_index()
+def test_a_kill_between_tombstone_and_removal_is_healed_by_the_next_attempt(root, monkeypatch):
+    put_record(root, 0, b"{")
 
     def killed(name):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(root.store, "delete", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(root.store, "delete", killed)
         root.discard(0)
-    reopened = Root(root.url)
-    assert reopened.store.exists(record_name(0))
-    assert reopened.missing() == [0, 1, 2]
-    assert not reopened.is_committed(0)
-    assert reopened.commit(commit_record(0, worker="second"))
-    assert Root(root.url).missing() == [1, 2]
-
-
-def test_a_full_folder_is_looked_at_again_once_a_shard_of_it_is_discarded(large):
-    reader, writer = Root(large.url), Root(large.url)
-    assert reader.missing() == list(range(MANY, MANY + 5))
-    writer.discard(1234)
-    assert reader.missing(1000, 2000) == [1234]
-    assert writer.commit(commit_record(1234))
-    assert reader.missing() == list(range(MANY, MANY + 5))
-    writer.discard(1234)  # the folder was complete with a tombstone in it
-    assert reader.missing(1000, 2000) == [1234]
-    writer.commit(commit_record(1234))
+    with pytest.raises(DamagedShards) as raised:  # it is still there, and still damaged
+        Root(root.url).write_index()
+    assert quarantine(root, raised.value.problems) == 1
+    assert root.missing() == [0, 1, 2]
 
 
 @pytest.fixture

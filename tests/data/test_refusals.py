@@ -24,8 +24,8 @@ from semix.data.series_filter import SeriesFilter
 from semix.data.store import Store
 from semix.data.store.local import LocalFiles
 from semix.data.verify import Problem, damage, quarantine
-from tests.data.whole_roots import commit_record, whole_root
-from tests.handmade import LABELS_DIGEST, label_set, labels_of
+from tests.data.whole_roots import whole_root
+from tests.handmade import LABELS_DIGEST, committed, label_set, labels_of
 
 INDEX = "index/0.json"
 
@@ -35,7 +35,7 @@ def labelled_root(tmp_path_factory) -> Root:
     """Three shards, labelled and audited; three more were added; another machine makes shard 1."""
     root = whole_root(tmp_path_factory.mktemp("made") / "root")
     labels = label_set(root)
-    for shard, entry in root.committed().items():
+    for shard, entry in committed(root).items():
         groups = [labels_of(group) for group in entry.group_numbers]
         labels.commit(shard, images=entry.sha256, groups=groups)
     store_audit(root.url)
@@ -57,7 +57,7 @@ def labels_at(url: str) -> LabelSet:
 def label_again(url: str) -> bool:
     labels = labels_at(url)
     groups = [labels_of(group) for group in (2, 3)]
-    return labels.commit(1, images=labels.root.images()[1], groups=groups)
+    return labels.commit(1, images=labels.root.record(1).sha256, groups=groups)
 
 
 def store_audit(url: str) -> str:
@@ -72,20 +72,15 @@ READERS: dict[str, list[Callable[[str], object]]] = {
     "extensions/1.json": [Root],
     "prototypes.safetensors": [lambda url: damage(Root(url))],
     record_name(1): [
-        lambda url: Root(url).missing(),
-        lambda url: Root(url).progress(),
-        lambda url: Root(url).committed(),
+        lambda url: committed(Root(url)),
+        lambda url: Root(url).totals(),
         lambda url: Root(url).record(1),
-        lambda url: Root(url).commit(commit_record(1)),
         lambda url: Root(url).write_index(),
-        lambda url: labels_at(url).missing(),
         lambda url: damage(Root(url)),
         lambda url: quarantine(Root(url), damage(Root(url), full=True)),
         lambda url: garbage(Root(url)),
     ],
     INDEX: [
-        lambda url: Root(url).missing(),
-        lambda url: Root(url).write_index(),
         lambda url: quarantine(Root(url), damage(Root(url))),
         lambda url: garbage(Root(url)),
         lambda url: PinnedRoot(Root(url)),
@@ -108,10 +103,8 @@ READERS: dict[str, list[Callable[[str], object]]] = {
         lambda url: MixedDataset(url, labels=LABELS_DIGEST),
     ],
     record_name(1, f"labels/{LABELS_DIGEST}"): [
-        lambda url: labels_at(url).missing(),
-        lambda url: labels_at(url).progress(),
         lambda url: labels_at(url).labels(1),
-        lambda url: labels_at(url).is_committed(1, "ab" * 32),
+        lambda url: labels_at(url).is_labelled(1),
         label_again,
         lambda url: quarantine(Root(url), damage(Root(url), full=True)),
         lambda url: garbage(Root(url)),
@@ -129,12 +122,6 @@ def everything(url: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path(url).rglob("*") if path.is_file()}
 
 
-def without_index(url: str, name: str) -> None:
-    """Remove the index where a record is tested: with an index, no record is read."""
-    if name == record_name(1):
-        Path(url, INDEX).unlink()
-
-
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize(
     "error",
@@ -145,7 +132,6 @@ def without_index(url: str, name: str) -> None:
     ids=["refused", "silent"],
 )
 def test_what_a_store_refuses_is_neither_damaged_nor_missing(url, name, error, monkeypatch):
-    without_index(url, name)
     before, get = everything(url), LocalFiles.get
 
     def refusing(self, requested, max_bytes):
@@ -181,7 +167,6 @@ def newer_head(index: bytes) -> bytes:
     ],
 )
 def test_what_a_newer_version_wrote_is_refused_by_name_and_left_alone(url, name, change):
-    without_index(url, name)
     path = Path(url, name)
     path.write_bytes(change(path.read_bytes()))
     before = everything(url)
@@ -203,11 +188,9 @@ def test_the_same_files_read_well_as_this_version_writes_them(url):
 def test_a_wrong_clock_of_a_real_store_is_named(bucket, faulty_s3, name):
     root = whole_root(f"{bucket}/root")
     write_extension(root.store, 1, next_extension(root.plan.digest, root.layout, 2, pairs=6))
-    if name == record_name(1):
-        root.store.delete(INDEX)
     code = "RequestTimeTooSkewed"
     faulty_s3.fail(errors=1.0, statuses=[403], code=code, methods=["GET"], path=f"root/{name}")
-    for read in (lambda url: Root(url).missing(), lambda url: damage(Root(url))):
+    for read in (lambda url: damage(Root(url)), lambda url: damage(Root(url), full=True)):
         with pytest.raises(InputError, match="the clock of this machine is wrong"):
             read(root.url)
     faulty_s3.heal()

@@ -22,6 +22,7 @@ from semix.data.root import Root
 from semix.data.shard_files import ShardCache
 from semix.data.store import Store
 from tests import handmade
+from tests.handmade import committed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -34,7 +35,7 @@ def six(tmp_path_factory) -> Root:
 
 
 def shards(root: Root) -> list[ShardEntry]:
-    return list(root.committed().values())
+    return list(committed(root).values())
 
 
 def content(cache: ShardCache, shard: ShardEntry, store: Store) -> bytes:
@@ -162,7 +163,7 @@ def remote() -> Iterator[Root]:
 
 
 def size_of(root: Root) -> int:
-    return max(record.bytes for record in root.committed().values())
+    return max(record.bytes for record in committed(root).values())
 
 
 def open_small(root: Root, cache: Path) -> MixedDataset:
@@ -230,7 +231,7 @@ def test_opening_again_reads_no_tar_for_its_records(remote, tmp_path, monkeypatc
         copy.unlink()
     names = note_fetches(monkeypatch)
     again = open_small(remote, tmp_path)
-    assert names == [remote.committed()[0].tar]  # for the size of the images
+    assert names == [committed(remote)[0].tar]  # for the size of the images
     assert torch.equal(again.numbers, first.numbers)
     assert torch.equal(again.labels, first.labels)
 
@@ -296,8 +297,8 @@ def test_all_images_can_go_into_memory(remote, tmp_path):
 
 
 def test_a_shard_that_is_not_as_indexed_is_named(remote, tmp_path):
-    tar = remote.committed()[3].tar
-    remote.store.put(tar, remote.store.get(remote.committed()[2].tar))
+    tar = committed(remote)[3].tar
+    remote.store.put(tar, remote.store.get(committed(remote)[2].tar))
     with pytest.raises(ValueError, match=rf"{tar}: .*its index says .*semix verify"):
         open_small(remote, tmp_path)
 

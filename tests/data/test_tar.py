@@ -10,7 +10,7 @@ from semix.data.formats import LeftOut
 from semix.data.images import encode_image
 from semix.data.tar import MEMBER, GroupSample, read_shard, read_tar, scan_tar
 from tests.data.hostile import TYPES, edit_header, tar_of_members
-from tests.handmade import make_root, pixels, sample, tar_of
+from tests.handmade import committed, make_root, pixels, sample, tar_of
 
 
 def read_bytes(content: bytes, **limits):
@@ -174,7 +174,7 @@ def test_the_record_must_fit_its_images():
 
 def test_a_shard_is_read_as_its_record_says(tmp_path):
     root = make_root(tmp_path, shards=2, groups=3)
-    record = root.committed()[1]
+    record = committed(root)[1]
     assert list(read_shard(root.store, record, num_classes=3)) == [sample(g) for g in (3, 4, 5)]
     name, left_out = record.tar, [LeftOut(group=4, reason="flat")]
     for changes, message in [
@@ -192,7 +192,7 @@ def test_a_shard_is_read_as_its_record_says(tmp_path):
 
 def test_a_shard_is_the_recorded_one_byte_for_byte(tmp_path):
     root = make_root(tmp_path, shards=1, groups=2)
-    record = root.committed()[0]
+    record = committed(root)[0]
     content = root.store.get(record.tar)
     assert list(read_shard(root.store, record, hashed=True)) == [sample(0), sample(1)]
     changed = content.replace(b'"seed":1000', b'"seed":1001')

@@ -19,7 +19,7 @@ from semix.data.root import Root
 from semix.data.stream import mixed_pipeline
 from semix.data.verify import damage
 from tests.command import semix
-from tests.handmade import make_root
+from tests.handmade import committed, make_root
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def flip(root: Root, shard: int = 1, *, keep_times: bool = False) -> ShardEntry:
     Args:
         keep_times: leave the file's times as they were.
     """
-    entry = root.committed()[shard]
+    entry = committed(root)[shard]
     path = Path(root.url, entry.tar)
     state, content = path.stat(), bytearray(path.read_bytes())
     offset = content.rindex(b"\xff\xd9") - 40  # in front of the end of a JPEG
@@ -77,7 +77,7 @@ def test_a_tar_that_is_as_it_was_is_not_hashed_again(root):
     flip(root, keep_times=True)
     open_dataset(root)
     stream_all(root)
-    entry = root.committed()[1]
+    entry = committed(root)[1]
     os.utime(Path(root.url, entry.tar))
     with pytest.raises(ValueError, match=entry.tar):
         open_dataset(root)
@@ -126,7 +126,7 @@ def test_what_one_process_hashed_another_need_not(root):
     assert run_reader().stdout == "6\n"
     flip(root, keep_times=True)
     assert run_reader().stdout == "6\n"
-    os.utime(Path(root.url, root.committed()[1].tar))
+    os.utime(Path(root.url, committed(root)[1].tar))
     assert "recorded SHA-256" in run_reader().stderr
 
 

@@ -53,7 +53,6 @@ def commit_record(
         "first": shard * groups,
         "seconds": {"generate": 1.5, "write": 0.5},
         "wall_seconds": 2.0,
-        "tflop": 0.25,
         "attempt": 1,
     }
     return CommitRecord(**values | changes)

@@ -13,7 +13,7 @@ from prefect.artifacts import Artifact, create_markdown_artifact
 from semix.calib.config import TrainConfig
 from semix.data.files import write_json
 from semix.data.formats import Failure
-from semix.data.root import RootProgress
+from semix.data.root import RecordTotals, RootProgress
 from semix.data.settings import load_settings
 from semix.flows.artifacts import (
     MAX_TEXT,
@@ -41,12 +41,9 @@ HALF = RootProgress(
     groups_done=4,
     images=32,
     images_done=16,
-    left_out=0,
-    seconds=8.0,
-    stages={"encode": 1.0, "generate": 6.0},
-    tflop=None,
 )
-NONE = replace(HALF, done=0, groups_done=0, images_done=0, seconds=0.0, stages={})
+TOTALS = RecordTotals(left_out=0, seconds=8.0, stages={"encode": 1.0, "generate": 6.0})
+NONE = replace(HALF, done=0, groups_done=0, images_done=0)
 
 
 def test_a_key_tells_places_and_plans_apart():
@@ -64,7 +61,7 @@ def test_a_key_tells_places_and_plans_apart():
 
 
 def test_a_summary_in_numbers():
-    facts = summary(HALF, began=NONE, seconds=32.0)
+    facts = summary(HALF, TOTALS, began=NONE, seconds=32.0)
     assert facts == {
         "shards": "2 of 4, 2 in this run",
         "images": "16 of 32, 16 in this run",
@@ -76,8 +73,8 @@ def test_a_summary_in_numbers():
 
 
 def test_a_summary_tells_of_series_left_out():
-    progress = replace(HALF, left_out=1, groups_done=3, images_done=12)
-    assert summary(progress, began=NONE, seconds=32.0)["left out"] == "1 series"
+    facts = summary(HALF, replace(TOTALS, left_out=1), began=NONE, seconds=32.0)
+    assert (facts["left out"], facts["one worker"]) == ("1 series", "1.5 images/s")
 
 
 def test_progress_of_a_training_counts_the_epochs_of_all_its_seeds(tmp_path):

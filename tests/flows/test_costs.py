@@ -13,9 +13,10 @@ from semix.flows.build import check
 from semix.flows.costs import amount, free_bytes, readable
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes, read_prototypes
-from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.root import build_of
 from semix.pipeline.shard import generate_shard, load_models
 from tests.emulated_cuda import emulated_cuda
+from tests.pipeline.roots import create_root, plan_of
 
 
 def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
@@ -66,7 +67,7 @@ def test_a_scale_that_was_measured_and_makes_labels_nearly_hard_is_said(
 ):
     config = altered(hasty_config, "annotation.scale=auto")
     root = create_root(config, str(tmp_path))
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     prototypes, facts = read_prototypes(root)
     for scale, warned in (("4.0", False), ("12.0", True)):
         caplog.clear()
@@ -78,9 +79,9 @@ def test_a_scale_that_was_measured_and_makes_labels_nearly_hard_is_said(
 
 def test_only_what_is_missing_needs_space(hasty_config, tmp_path):
     root = create_root(hasty_config, str(tmp_path))
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     plan = plan_of(root)
-    models = load_models(root, plan, device="cpu")
+    models = load_models(plan, root.store.get(PROTOTYPES), device="cpu")
     generate_shard(plan.shard(3), plan, models=models, root=root).publish()
     facts = check(hasty_config, str(tmp_path), rate=1)
     assert (facts["shards"], facts["missing"]) == (8, 7)

@@ -411,7 +411,7 @@ def training(tmp_path):
         labels = create_set(root, LabelSetRecord(digest=digest, plan=root.plan.digest, **fields))
         groups = [SeriesLabels(group=s.record.group, **s.record.label_fields()) for s in samples]
         if labelled:
-            labels.commit(0, images=root.images()[0], groups=groups)
+            labels.commit(0, images=root.record(0).sha256, groups=groups)
     path = tmp_path / "train.yaml"
     settings = {"real": {"name": "digits"}, "mixed": {"url": root.url}}
     path.write_text(json.dumps({"name": "a", "model": {"name": "lenet"}, **settings}))

@@ -34,9 +34,9 @@ from semix.flows.build_flow import build_flow
 from semix.flows.build_steps import check_work, open_or_create
 from semix.flows.calling import from_caller, run_flow
 from semix.flows.flow_runs import run_context
-from semix.flows.slots import SlotSettings
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_root, plan_of
+from tests.handmade import committed
+from tests.pipeline.roots import create_root
 
 CHECKOUT = Path(__file__).parents[2]
 KINDS = ("build", "relabel", "train", "evaluate", "study", "quickstart")
@@ -90,9 +90,11 @@ def test_a_flow_function_runs_only_as_a_flow(tmp_path):
 
 
 def test_without_a_config_only_places_may_change(built):
-    assert plan_of(open_or_create(built.url, "", ["real.path=null"])).digest == built.plan.digest
+    assert open_or_create(built.url, "", ["real.path=null"], device="cpu").plan.digest == (
+        built.plan.digest
+    )
     with pytest.raises(InputError, match=r"^overrides = mixing\.seed=1: a root keeps the settings"):
-        open_or_create(built.url, "", ["mixing.seed=1"])
+        open_or_create(built.url, "", ["mixing.seed=1"], device="cpu")
 
 
 def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
@@ -102,7 +104,7 @@ def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
     root.store.put("plan.json", json.dumps(plan).encode())
     text = r"^.*/plan\.json generator\.wings: unknown setting; .*wrote this root: use that"
     with pytest.raises(InputError, match=text):
-        check_work(open_or_create(str(tmp_path), "", []), SlotSettings())
+        check_work(open_or_create(str(tmp_path), "", [], device="cpu"))
 
 
 def test_a_flow_takes_what_its_caller_made_ready_and_no_later_one_does(prefect_api, monkeypatch):
@@ -301,8 +303,8 @@ def test_prefect_shows_the_run_its_log_and_its_end(
 
 def test_resume_makes_what_is_missing_and_pins_it(failed_build):
     root, _ = failed_build
-    before = root.committed()
+    before = committed(root)
     assert resume(root, slots=1).missing() == []
-    assert {k: v for k, v in root.committed().items() if k != 3} == before
+    assert {k: v for k, v in committed(root).items() if k != 3} == before
     assert root.indices() == ["index/0.json"]
     assert damage(root, full=True) == []

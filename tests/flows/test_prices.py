@@ -85,12 +85,12 @@ def test_the_check_tells_money_of_its_hours(hasty_config, tmp_path):
 def test_a_root_tells_what_it_has_cost_and_what_is_left(hasty_config, tmp_path):
     root = Root(made(hasty_config, tmp_path / "root").url)
     root.discard(3)
-    progress, price = root.progress(), Price(3600.0)
-    seconds_left = derived_metrics(progress)["worker_seconds_left"]
-    cost = root_cost(progress, seconds_left, price)
-    assert cost["spent"] == pytest.approx(progress.seconds)
+    totals, price = root.totals(), Price(3600.0)
+    seconds_left = derived_metrics(root.progress(), totals)["worker_seconds_left"]
+    cost = root_cost(totals, seconds_left, price)
+    assert cost["spent"] == pytest.approx(totals.seconds)
     assert cost["left"] == pytest.approx(seconds_left) and seconds_left > 0
-    assert cost["stages"] == pytest.approx(progress.stages)
+    assert cost["stages"] == pytest.approx(totals.stages)
     text = describe_root_cost(cost, price)
     assert " so far (generate " in text and text.endswith(" left")
 
@@ -101,6 +101,6 @@ def test_status_and_check_take_a_price(hasty_config, tmp_path):
     assert status == 0, err
     facts = json.loads(out)
     assert facts["price"]["currency"] == "EUR" and facts["price"]["left"] in (None, 0)
-    assert facts["price"]["spent"] == pytest.approx(Root(url).progress().seconds / 3600 * 2.49)
+    assert facts["price"]["spent"] == pytest.approx(Root(url).totals().seconds / 3600 * 2.49)
     status, _, err = semix("status", url, "--price", "cheap")
     assert status == 2 and "--price = cheap: give the price of one GPU for one hour" in err

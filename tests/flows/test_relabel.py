@@ -14,8 +14,8 @@ from semix.data.tar import read_shard
 from semix.data.verify import damage
 from semix.flows.artifacts import artifact_key
 from semix.flows.relabel import RelabelFailed, list_label_sets, relabel
-from semix.pipeline.root import create_root
 from tests.command import semix
+from tests.pipeline.roots import create_root
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
@@ -86,7 +86,7 @@ def test_stored_features_are_labelled_here_with_the_bytes_of_the_flow(
     assert files(root) == before
     first_root, second_root = map(Root, map(str, baked))
     assert first_root.plan == second_root.plan
-    assert set(first_root.images().values()) == set(second_root.images().values())
+    assert {r.sha256 for r in first_root.records()} == {r.sha256 for r in second_root.records()}
     assert "8 shards from stored features" in log_text()
 
 
@@ -179,7 +179,7 @@ def test_baking_makes_a_root_that_names_its_source(root, tmp_path):
 
 def images(root: Root) -> dict[int, list[bytes]]:
     series = {}
-    for entry in root.entries():
+    for entry in root.records():
         series |= {s.record.group: s.images for s in read_shard(root.store, entry)}
     return series
 

@@ -21,13 +21,13 @@ from semix.flows.build_steps import ShardSelection, failure_limit
 from semix.flows.commands.looking import noise_in_words
 from semix.flows.relabel import relabel
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_root
 from semix.pipeline.worker import main as worker
 from tests.command import semix
+from tests.pipeline.roots import create_root
 
 
 def tars(root: Root) -> dict[str, bytes]:
-    return root.store.get_many(entry.tar for entry in root.entries())
+    return root.store.get_many(entry.tar for entry in root.records())
 
 
 def rewrite(root: Root, name: str, change) -> None:
@@ -35,7 +35,7 @@ def rewrite(root: Root, name: str, change) -> None:
 
 
 def test_resume_makes_all_that_is_damaged_again(prefect_api, root, built, caplog):
-    names = [entry.tar for entry in root.entries()]
+    names = [entry.tar for entry in root.records()]
     rewrite(root, names[0], lambda content: content[:-100])
     rewrite(root, names[1], lambda content: content[:3000] + b"?" + content[3001:])
     root.store.delete(names[2])
@@ -80,7 +80,7 @@ def test_a_root_goes_on_where_its_models_were_moved(prefect_api, root, built, tm
             resume(root.url, slots=1)
         assert make().missing() == []
     assert root.store.get("plan.json") == lost
-    assert root.images() == built.images()
+    assert tars(root) == tars(built)
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def similar(make_config, hasty_standins, tmp_path) -> Root:
     return root
 
 
-@pytest.mark.parametrize("name", ["pairs.json", "prototypes.safetensors"])
-def test_what_a_whole_root_was_made_with_is_made_again(similar, name):
+def test_the_prototypes_of_a_whole_root_are_measured_again(similar):
+    name = "prototypes.safetensors"
     before = similar.store.get(name)
     similar.store.delete(name)
     status, _, err = semix("show", similar.url, "1", "--regenerate", "--device", "cpu")
@@ -103,12 +103,6 @@ def test_what_a_whole_root_was_made_with_is_made_again(similar, name):
     assert status == 0 and f"{name} is missing" in err
     assert similar.store.get(name) == before
     assert semix("verify", similar.url)[0] == 0
-
-
-def test_relabelling_wants_the_pairs(similar):
-    similar.store.delete("pairs.json")
-    with pytest.raises(InputError, match=r"kind = similar: .*`semix resume` draws them again"):
-        relabel(similar, ["annotation.scale=4.0"])
 
 
 def test_extending_adds_behind_and_touches_nothing(prefect_api, root):
@@ -123,7 +117,7 @@ def test_extending_adds_behind_and_touches_nothing(prefect_api, root):
     assert damage(longer, full=True) == []
     assert {name: root.store.get(name) for name in before} == before
     assert longer.indices() == ["index/0.json", "index/1.json"]
-    shards = open_index(root.store, "index/1.json").shards()
+    shards = open_index(root.store, "index/1.json").shards
     assert [shard.shard for shard in shards] == list(range(16))
     assert garbage(longer, older_than_s=0) == []
     with pytest.raises(InputError, match=r"groups_per_pair = 2: .* has 2 already"):

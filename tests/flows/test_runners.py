@@ -23,9 +23,11 @@ from semix.flows.slots import SlotSettings
 from semix.flows.slots.running import follow, run_slots
 from semix.flows.slots.slot import LEASE_TIMEOUT_S
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import create_root
+from semix.pipeline.root import build_of
 from tests.family import below
+from tests.handmade import committed
 from tests.integration.conftest import contents
+from tests.pipeline.roots import create_root
 
 CHECKOUT = Path(__file__).parents[2]
 SHARDS = 8
@@ -34,7 +36,7 @@ SHARDS = 8
 @flow(persist_result=False, result_serializer="json")
 def make(url: str, settings: SlotSettings, *, enough: int = 0) -> dict[str, Any]:
     """Make the missing shards; with `enough`, raise once so many more shards are committed."""
-    root, before = Root(url), len(Root(url).committed())
+    root, before = Root(url), len(committed(Root(url)))
 
     def look(progress: RootProgress) -> None:
         if enough and progress.done >= before + enough:
@@ -221,7 +223,7 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
     runner, slow_config, prefect_api, ray_token, tmp_path, until
 ):
     root = create_root(slow_config, str(tmp_path / "mixed"))
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     with CLUSTERS[runner]() as address:
         settings = SlotSettings(runner=runner, cluster=address, device="cpu")
         with pytest.raises(ValueError, match="enough"):

@@ -40,8 +40,9 @@ from semix.flows.slots.slot import (
     worker_arguments,
 )
 from semix.pipeline.relabel import RelabelJob
+from semix.pipeline.root import build_of
 from semix.pipeline.shard_job import BuildJob, ShardJob
-from tests.handmade import make_root
+from tests.handmade import committed, make_root
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -235,7 +236,8 @@ def test_a_shard_that_kills_its_worker_keeps_it_from_no_other(run_slot, root, bu
     assert {failure.error for failure in tries} == {"WorkerLost"}
     assert tries[0].message == "killed by signal 9 (SIGKILL)"
     assert root.store.list("leases") == []
-    assert root.images() == {s: tar for s, tar in built.images().items() if s != 3}
+    kept = {s: record.sha256 for s, record in committed(built).items() if s != 3}
+    assert {s: record.sha256 for s, record in committed(root).items()} == kept
     resumed = resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="1"))
     assert resumed.missing() == [3]
 
@@ -365,13 +367,13 @@ def work(request, small) -> ShardJob:
     if request.param == "images":
         for shard in (1, 2):
             small.discard(shard)
-        return BuildJob(small)
+        return BuildJob(build_of(small))
     fields = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
     labels = create_set(small, LabelSetRecord(digest="ab" * 32, plan=small.plan.digest, **fields))
-    records = [sample.record for sample in read_shard(small.store, small.committed()[0])]
+    records = [sample.record for sample in read_shard(small.store, committed(small)[0])]
     groups = [SeriesLabels(group=r.group, **r.label_fields()) for r in records]
-    labels.commit(0, images=small.images()[0], groups=groups)
-    return RelabelJob(labels)
+    labels.commit(0, images=small.record(0).sha256, groups=groups)
+    return RelabelJob(labels, build_of(labels.root).plan)
 
 
 @pytest.mark.process

@@ -9,9 +9,9 @@ from PIL import Image
 from semix.data.settings import load_settings
 from semix.flows import standins
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.standins import tiny_recipe
 from tests.command import semix
+from tests.pipeline.roots import create_root, plan_of
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from semix.data.root import RootProgress
+from semix.data.root import RecordTotals, RootProgress
 from semix.flows.commands.making import next_commands
 from semix.flows.progress import Steps, derived_metrics, describe, progress_display
 from semix.flows.terminal import details_in, print_findings, set_up_logging
@@ -26,10 +26,6 @@ NONE = RootProgress(
     groups_done=0,
     images=1080,
     images_done=0,
-    left_out=0,
-    seconds=0.0,
-    stages={},
-    tflop=None,
 )
 CODE = """
 import logging
@@ -75,16 +71,16 @@ def test_a_builds_lines_count_images(monkeypatch, caplog):
     ]
 
 
-def test_series_left_out_are_told_where_there_are_any_and_not_waited_for():
+def test_series_left_out_are_not_waited_for():
     """A plan of 9 shards of 15 series of 8 images, whose second shard lacks two series."""
-    unfinished = replace(NONE, done=2, groups_done=28, images_done=224, left_out=2, seconds=112.0)
-    assert (
-        describe(unfinished, 2.0) == "2 series left out, 2 images/s, about 7 min left"
-    )  # 840 images
-    assert derived_metrics(unfinished)["worker_seconds_left"] == 420.0
-    complete = replace(unfinished, done=9, groups_done=133, images_done=1064)
-    assert describe(complete, 2.0) == "2 series left out, 2 images/s"
-    assert derived_metrics(complete)["worker_seconds_left"] == 0.0
+    unfinished = replace(NONE, done=2, groups_done=30, images_done=240)
+    totals = RecordTotals(left_out=2, seconds=112.0, stages={})
+    assert describe(unfinished, 2.0) == "2 images/s, about 7 min left"  # 840 images
+    metrics = derived_metrics(unfinished, totals)  # 224 images in 112 s
+    assert (metrics["images_per_second"], metrics["worker_seconds_left"]) == (2.0, 420.0)
+    complete = replace(unfinished, done=9, groups_done=135, images_done=1080)
+    assert describe(complete, 2.0) == "2 images/s"
+    assert derived_metrics(complete, totals)["worker_seconds_left"] == 0.0
     assert describe(NONE, None) == ""
 
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from semix.data.formats import PROTOTYPES
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.root import build_of
 from semix.pipeline.shard import Models, generate_shard, load_models
+from tests.pipeline.roots import create_root, plan_of
 
 # Fields that say who made a shard and when; all others are a function of the plan.
 CIRCUMSTANCES = {"seconds", "wall_seconds", "attempt", "worker", "record_bytes", "discards"}
@@ -43,9 +45,9 @@ class Tiny:
 
 def tiny_plan(config: BuildConfig, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     root = create_root(config, str(tmp_path_factory.mktemp("tiny")))
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     plan = plan_of(root)
-    models = load_models(root, plan, device="cpu")
+    models = load_models(plan, root.store.get(PROTOTYPES), device="cpu")
     return Tiny(config, plan, models, root.store.get("prototypes.safetensors"))
 
 
@@ -78,7 +80,7 @@ def contents(root: Root) -> dict[str, object]:
         for name in root.store.list("shards")
         if not name.endswith(".json")
     }
-    entries = {f"record {entry.shard}": entry for entry in root.entries()}
+    entries = {f"record {entry.shard}": entry for entry in root.records()}
     return files | {
         name: entry.model_dump(exclude=CIRCUMSTANCES) for name, entry in entries.items()
     }

@@ -13,6 +13,7 @@ import pytest
 from semix.data.garbage import garbage, remove
 from semix.data.root import Root
 from semix.data.verify import damage
+from semix.pipeline.root import build_of
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from tests.integration.conftest import Tiny, contents, tiny_plan
@@ -34,7 +35,7 @@ def quiet(many, tmp_path_factory) -> dict[str, object]:
 
 def build(tiny: Tiny, url: str, log: Path) -> None:
     """Run one worker to its end; its lines go into `log`."""
-    job = BuildJob(Root(url))
+    job = BuildJob(build_of(Root(url)))
     job.models, job.load = tiny.models, lambda **_: None  # they came with the fork
     worker = Worker(job, slot=0, slots=1, device="cpu")
     with log.open("a", buffering=1) as lines, redirect_stdout(lines):

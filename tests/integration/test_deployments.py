@@ -23,11 +23,12 @@ from prefect.states import Crashed, Pending, Running
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import create_root
+from semix.pipeline.root import build_of
 from semix.pipeline.standins import StandIns
 from semix.pipeline.worker import main as worker
 from tests.deploying import register
 from tests.integration.conftest import contents
+from tests.pipeline.roots import create_root
 from tests.servers import Started, free_port, started
 from tests.team import answers
 
@@ -249,7 +250,7 @@ def test_two_ranges_on_two_machines_make_one_root(
     config = make_config(hasty_standins, "generator.steps=100")
     (tmp_path / "build.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     quiet = create_root(config, str(tmp_path / "quiet"))
-    ensure_prototypes(quiet, device="cpu")
+    ensure_prototypes(build_of(quiet), device="cpu")
     assert worker([quiet.url, "--device", "cpu"]) == 0
     register("build", "ranges")
     shared = {"config": str(tmp_path / "build.yaml"), "out": str(tmp_path / "mixed")}

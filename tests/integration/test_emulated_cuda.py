@@ -41,7 +41,7 @@ from semix.pipeline.noise import initial_noise, inversion_stability
 from semix.pipeline.plan import MixGroup
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
-from semix.pipeline.root import create_root
+from semix.pipeline.root import build_of
 from semix.pipeline.shard import conditions
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
@@ -58,6 +58,7 @@ from tests.pipeline.conftest import (  # noqa: F401
     tiny_sdxl,
     tiny_z_image,
 )
+from tests.pipeline.roots import create_root
 from tests.pipeline.test_memory import FAMILIES
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
@@ -217,7 +218,7 @@ def build(hasty_config: BuildConfig, tmp_path: Path) -> Callable[..., Root]:
     def run(device: str, *overrides: str) -> Root:
         config = load_settings(BuildConfig, hasty_config.model_dump(), (*SMALL, *overrides))
         root = create_root(config, str(tmp_path / device))
-        ensure_prototypes(root, device=device)
+        ensure_prototypes(build_of(root), device=device)
         assert worker([root.url, "--device", device]) == 0
         return root
 
@@ -225,7 +226,7 @@ def build(hasty_config: BuildConfig, tmp_path: Path) -> Callable[..., Root]:
 
 
 def samples(root: Root) -> list[GroupSample]:
-    return [sample for entry in root.entries() for sample in read_shard(root.store, entry)]
+    return [sample for entry in root.records() for sample in read_shard(root.store, entry)]
 
 
 # Scores of optimised noise, which may differ in their last bits: under a dispatch mode of torch
@@ -234,8 +235,7 @@ SCORES = ("scores", "per_alpha", "stability", "start_stability")
 
 
 def assert_same_shards(root: Root, other: Root) -> None:
-    committed, other_committed = root.committed(), other.committed()
-    assert sorted(committed) == sorted(other_committed) != []
+    assert root.done() == other.done() != []
     for sample, twin in zip(samples(root), samples(other), strict=True):
         assert sample.images == twin.images
         notes = sample.record.noise, twin.record.noise
@@ -243,9 +243,8 @@ def assert_same_shards(root: Root, other: Root) -> None:
             for scores in ([note.pop(name) for note in notes] for name in SCORES):
                 torch.testing.assert_close(*map(torch.tensor, scores), rtol=1e-5, atol=0)
         assert sample.record == twin.record
-    for shard, record in committed.items():
-        assert record.features.sha256 == other_committed[shard].features.sha256
-        assert record.tflop == other_committed[shard].tflop
+    for record, other_record in zip(root.records(), other.records(), strict=True):
+        assert record.features.sha256 == other_record.features.sha256
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -336,7 +335,7 @@ def test_all_models_are_on_the_device_and_prototypes_are_measured_there(
         root = build("cuda", second)
         assert devices == {"cuda"}
         root.discard(1)
-        job = BuildJob(root)
+        job = BuildJob(build_of(root))
         assert Worker(job, 0, 1, device="auto").run() == 0
         networks = list(vars(job.models.generator.denoiser.pipeline).values())
         weights = [

@@ -11,10 +11,11 @@ from semix.data.store.services import RetryPolicy
 from semix.data.verify import damage
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.relabel import ensure_set_prototypes, label_stored, plan_set, relabelled_config
-from semix.pipeline.root import plan_of
+from semix.pipeline.root import build_of
 from semix.pipeline.worker import main as worker
 from tests.integration.conftest import contents
 from tests.integration.crashes import die, in_child
+from tests.pipeline.roots import plan_of
 
 STEPS = ("publish", "put", "create")  # how a shard's files reach the store, in this order
 
@@ -45,7 +46,7 @@ def relabel_and_bake(root: Root, url: str) -> dict[str, object]:
     config = relabelled_config(root, ["annotation.rule=similarity"])
     labels = plan_set(root, config)
     ensure_set_prototypes(labels, device="cpu")
-    label_stored(labels, labels.missing())
+    label_stored(labels, labels.missing(), plan=build_of(labels.root).plan)
     target, plan = open_baked(root, config, labels, url), plan_of(root)
     for shard in labels.done():
         bake_shard(shard, source=root, labels=labels, target=target, plan=plan)

@@ -13,11 +13,10 @@ from semix.data.root import Root
 from semix.data.verify import damage
 from semix.flows.slots import SlotSettings, slot
 from semix.flows.slots.slot import WorkerLost, generate, worker_arguments
-from semix.pipeline.root import create_root
 from semix.pipeline.worker import main as worker
 from tests.command import semix
 from tests.integration.conftest import contents
-from tests.pipeline.roots import altered
+from tests.pipeline.roots import altered, create_root
 
 PAGE = 4096
 

@@ -20,9 +20,10 @@ import yaml
 from semix.data.root import Root
 from semix.data.verify import damage
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import create_root
+from semix.pipeline.root import build_of
 from semix.pipeline.worker import main as worker
 from tests.integration.conftest import contents
+from tests.pipeline.roots import create_root
 
 SEMIX = [sys.executable, "-m", "semix.flows.cli"]
 
@@ -145,7 +146,7 @@ def build(config: Path, out: str, server: Server, log: Path) -> subprocess.Popen
 def quiet_run(config, folder: Path) -> dict[str, object]:
     """The contents of a root that one worker makes undisturbed, without Prefect."""
     root = create_root(config, str(folder))
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     assert worker([root.url, "--device", "cpu"]) == 0
     return contents(root)
 

@@ -13,6 +13,7 @@ import pytest
 from semix.data import leases
 from semix.data.ranges import Partition
 from semix.data.root import Root
+from semix.pipeline.root import build_of
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from tests.integration.conftest import Tiny, contents, tiny_plan
@@ -39,7 +40,7 @@ def host(
     """
     socket.gethostname = lambda: name
     leases.TIME_TO_LIVE = 3.0  # seconds; living hosts renew more often
-    job = BuildJob(Root(url))
+    job = BuildJob(build_of(Root(url)))
     job.models, job.load = tiny.models, lambda **_: None  # they came with the fork
     make, shards_made = job.make, []
 

@@ -18,11 +18,12 @@ from semix.data.root import Root
 from semix.data.verify import damage
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import create_root
+from semix.pipeline.root import build_of
 from semix.pipeline.worker import main as quiet_worker
 from tests.deploying import register
 from tests.family import below
 from tests.integration.conftest import contents
+from tests.pipeline.roots import create_root
 from tests.servers import Started
 from tests.team import Team, health, team
 
@@ -146,7 +147,7 @@ def test_a_build_survives_its_workers(servers: Team, make_config, hasty_standins
     """A shard worker is killed, then the Prefect worker with its flow; another takes the rest."""
     config = make_config(hasty_standins, "generator.steps=40", "shards.groups_per_shard=2")
     quiet = create_root(config, str(tmp_path / "quiet"))
-    ensure_prototypes(quiet, device="cpu")
+    ensure_prototypes(build_of(quiet), device="cpu")
     assert quiet_worker([quiet.url, "--device", "cpu"]) == 0
     make_bucket(servers, tmp_path)  # again, as at every start
     out, file = f"{bucket}/mixed", write_config(config, tmp_path)

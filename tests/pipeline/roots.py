@@ -1,17 +1,19 @@
 """Roots that the real pipeline makes, and what they hold."""
 
+from hashlib import sha256
 from pathlib import Path
 
 from safetensors.torch import load
 from torch import Tensor
 
-from semix.data.formats import SeriesLabels
+from semix.data.formats import PROTOTYPES, SeriesLabels
 from semix.data.label_sets import LabelSet
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.tar import GroupSample, read_tar
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import BuildPlan
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.relabel import (
     IMAGES,
@@ -20,8 +22,22 @@ from semix.pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.root import build_of, create_build
 from semix.pipeline.worker import main as worker
+from tests.handmade import committed
+
+
+def create_root(config: BuildConfig, url: str) -> Root:
+    """The root that a build of this config starts or continues."""
+    return create_build(config, url, device="cpu").root
+
+
+def plan_of(root: Root) -> BuildPlan:
+    return build_of(root).plan
+
+
+def config_of(root: Root) -> BuildConfig:
+    return build_of(root).config
 
 
 def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
@@ -31,7 +47,7 @@ def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
 def begun(config: BuildConfig, folder: Path | str) -> Root:
     """A root without shards; its prototypes are measured."""
     root = create_root(config, str(folder))
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     return root
 
 
@@ -50,7 +66,7 @@ def made(config: BuildConfig, folder: Path | str, *arguments: str) -> Root:
 def samples(root: Root) -> dict[int, GroupSample]:
     """All series that are committed, by group."""
     result: dict[int, GroupSample] = {}
-    for entry in root.entries():
+    for entry in root.records():
         with root.store.open(entry.tar) as file:
             result |= {sample.record.group: sample for sample in read_tar(file)}
     return result
@@ -58,12 +74,12 @@ def samples(root: Root) -> dict[int, GroupSample]:
 
 def features(root: Root, shard: int) -> dict[str, Tensor]:
     """float16 [G, A, D] of each encoder, as a shard stores them."""
-    return load(root.store.get(root.committed()[shard].features.name))
+    return load(root.store.get(committed(root)[shard].features.name))
 
 
 def tars(root: Root) -> dict[str, str]:
     """SHA-256 of the images of each committed shard, by name."""
-    return {entry.tar: entry.sha256 for entry in root.entries()}
+    return {entry.tar: entry.sha256 for entry in root.records()}
 
 
 def contents(root: Root, folder: str = "") -> dict[str, bytes]:
@@ -84,7 +100,7 @@ def relabel(root: Root, *overrides: str) -> LabelSet:
     if labels.record.features == IMAGES:
         assert work(root, "--labels", labels.digest) == 0
     else:
-        label_stored(labels, labels.missing())
+        label_stored(labels, labels.missing(), plan=build_of(labels.root).plan)
     return labels
 
 
@@ -95,7 +111,10 @@ def by_group(labels: LabelSet) -> dict[int, SeriesLabels]:
 def bake(root: Root, config: BuildConfig, labels: LabelSet | None, url: Path) -> Root:
     """Bake all labelled shards into a root of its own."""
     target, plan = open_baked(root, config, labels, str(url)), plan_of(root)
+    digest = sha256(target.store.get(PROTOTYPES)).hexdigest()
     for shard in root.done() if labels is None else labels.done():
         if not target.is_committed(shard):
-            assert bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
+            assert bake_shard(
+                shard, source=root, labels=labels, target=target, plan=plan, prototypes=digest
+            )
     return target

@@ -34,8 +34,7 @@ from semix.pipeline.estimate import series_cost
 from semix.pipeline.plan import MixGroup
 from semix.pipeline.prototype_statistics import Measurement, WeightVariance, unit
 from semix.pipeline.prototypes import unpack
-from semix.pipeline.root import create_root, plan_of
-from tests.pipeline.roots import altered, begun, features, made, samples
+from tests.pipeline.roots import altered, begun, create_root, features, made, plan_of, samples
 
 CAT, DOG = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])
 AXES = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]])

@@ -10,8 +10,9 @@ from semix.data.verify import verify
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.relabel import label_stored, relabelled_config
-from semix.pipeline.root import create_root, extend_root, plan_of
-from tests.pipeline.roots import bake, contents, relabel, samples, tars, work
+from semix.pipeline.root import build_of, extend_root
+from tests.handmade import committed
+from tests.pipeline.roots import bake, contents, create_root, plan_of, relabel, samples, tars, work
 
 
 def label(root: Root, *overrides: str) -> tuple[BuildConfig, LabelSet]:
@@ -58,8 +59,8 @@ def test_features_of_another_encoder_come_along(root, other_clip, tmp_path):
     config, labels = label(root, f"model=local-dir:{other_clip}")
     baked = bake(root, config, labels, tmp_path / "baked")
     assert damage(baked) == []
-    for shard, entry in baked.committed().items():
-        assert entry.features.sha256 == labels.headers()[shard].features.sha256
+    for shard, entry in committed(baked).items():
+        assert entry.features.sha256 == dict(labels.headers())[shard].features.sha256
     assert baked.plan.models["annotation"] == labels.record.encoders
     # Its own features serve the next set, without images.
     _, next_set = label(baked, "scale=2.0")
@@ -81,7 +82,7 @@ def test_what_is_not_committed_is_baked_later_and_nothing_twice(root, tmp_path):
     assert baked.missing() == [3]
     before = contents(baked)
     assert work(root) == 0
-    label_stored(labels, labels.missing())
+    label_stored(labels, labels.missing(), plan=build_of(labels.root).plan)
     bake(root, config, labels, tmp_path / "baked")
     after = contents(baked)
     assert baked.missing() == []
@@ -104,13 +105,13 @@ def test_a_place_that_holds_something_else_is_refused(root, tmp_path):
 
 def test_damaged_images_are_named_and_never_published(root, tmp_path):
     config, labels = label(root, "scale=4.0")
-    name = root.committed()[2].tar
+    name = committed(root)[2].tar
     tar = bytearray(root.store.get(name))
     tar[700] ^= 1  # inside an image: the tar itself stays whole
     root.store.put(name, bytes(tar))
     target = open_baked(root, config, labels, str(tmp_path / "baked"))
     with pytest.raises(ValueError, match=rf"{name}: does not have the recorded SHA-256"):
-        bake_shard(2, source=root, labels=labels, target=target, plan=plan_of(root))
+        bake_shard(2, source=root, labels=labels, target=target, plan=plan_of(root), prototypes="")
     assert target.store.list("shards") == []
 
 

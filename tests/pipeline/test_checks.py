@@ -281,7 +281,7 @@ def test_a_root_is_begun_without_torch(hasty_config, tmp_path):
     script = """
 import sys
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_root
+from tests.pipeline.roots import create_root
 
 create_root(BuildConfig.model_validate_json(sys.argv[1]), sys.argv[2])
 print("torch" in sys.modules, "open_clip" in sys.modules)

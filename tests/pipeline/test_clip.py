@@ -176,6 +176,7 @@ import sys
 import numpy as np, torch
 from semix.pipeline.clip import ClipEncoder
 from semix.pipeline.config import EncoderConfig
+from tests.handmade import committed
 
 images = torch.from_numpy(np.load(sys.argv[1]))
 for source in ({"model": sys.argv[2]}, {"model": "hf-hub:owner/name", "revision": sys.argv[3]}):
@@ -235,13 +236,11 @@ def coca(clip):
 
 
 def test_a_coca_makes_a_dataset(coca, hasty_config, tmp_path):
-    """From the check of the models to the commit record, which says what CLIP computed."""
+    """From the check of the models to the stored features."""
     config = roots.altered(hasty_config, f"annotation.model=local-dir:{coca}")
     root = roots.made(config, tmp_path / "mixed", "--shards", "0")
-    stored, (work, width) = roots.features(root, 0)["features"], clip_cost(config.annotation)
+    stored, (_, width) = roots.features(root, 0)["features"], clip_cost(config.annotation)
     assert stored.shape[-1] == width
-    record = root.committed()[0]
-    assert record.tflop is not None and record.tflop > work / 1e12 > 0
 
 
 def test_features_of_a_coca_have_length_one_as_open_clip_gives_them(coca):

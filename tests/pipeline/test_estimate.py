@@ -10,7 +10,7 @@ import torch
 from open_clip import create_model
 
 from semix.data.errors import InputError
-from semix.data.formats import CommitRecord
+from semix.data.formats import PROTOTYPES, CommitRecord
 from semix.data.images import ENCODINGS
 from semix.pipeline.clip import ClipEncoder
 from semix.pipeline.config import AnnotationConfig, BuildConfig, GeneratorConfig
@@ -27,7 +27,6 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_calls, network_rows
 from semix.pipeline.model_paths import NotLocal
 from semix.pipeline.plan import BuildPlan
-from semix.pipeline.root import plan_of
 from semix.pipeline.shard import generate_shard, load_models
 from semix.pipeline.timing import device_rate, time_batch
 from tests.pipeline.published import (
@@ -44,7 +43,7 @@ from tests.pipeline.published import (
     sd3,
     text,
 )
-from tests.pipeline.roots import begun, made
+from tests.pipeline.roots import begun, made, plan_of
 
 GIGA = 1e9
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -199,7 +198,7 @@ def build_and_count(
     """Make all shards; returns commit records, and per shard its FLOP and U-Net rows."""
     root = begun(config, folder)
     plan = plan_of(root)
-    models = load_models(root, plan, device="cpu")
+    models = load_models(plan, root.store.get(PROTOTYPES), device="cpu")
     records, flop, rows = [], [], []
     with rows_of(models.generator.denoiser.network, rows), unfused_attention():
         for shard in range(plan.num_shards):

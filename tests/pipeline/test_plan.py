@@ -295,10 +295,10 @@ def test_settings_that_contradict_are_refused(settings, message):
         mixing(**settings)
 
 
-def test_similar_pairs_without_prototypes_know_their_number_only():
+def test_similar_pairs_that_are_not_drawn_know_their_number_only():
     sets = class_sets(mixing(pairs={"kind": "similar", "count": 4}), NAMES)
     assert len(sets) == 4
-    with pytest.raises(InputError, match=r"drawn into pairs\.json once prototypes are measured"):
+    with pytest.raises(LookupError, match="drawn when a build begins"):
         sets[0]
 
 

@@ -34,8 +34,8 @@ from semix.pipeline.prototype_statistics import (
 )
 from semix.pipeline.prototypes import ensure_prototypes, measure, read_prototypes, unpack
 from semix.pipeline.provenance import annotation_identity
-from semix.pipeline.root import create_root
-from tests.pipeline.roots import altered, begun
+from semix.pipeline.root import build_of
+from tests.pipeline.roots import altered, begun, create_root
 
 
 @pytest.fixture
@@ -71,14 +71,14 @@ def small_chunks(monkeypatch):
 
 def test_a_second_root_measures_nothing(hasty_config, tmp_path, cache, encoded):
     roots = [create_root(hasty_config, str(tmp_path / name)) for name in ("one", "two")]
-    ensure_prototypes(roots[0], device="cpu")
+    ensure_prototypes(build_of(roots[0]), device="cpu")
     assert sum(encoded) == 300
-    ensure_prototypes(roots[0], device="cpu")
-    ensure_prototypes(roots[1], device="cpu")
+    ensure_prototypes(build_of(roots[0]), device="cpu")
+    ensure_prototypes(build_of(roots[1]), device="cpu")
     assert sum(encoded) == 300
     assert roots[0].store.get(PROTOTYPES) == roots[1].store.get(PROTOTYPES)
     assert roots[0].store.list("prototypes") == []
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(cache.glob("prototypes-*"))) == 1
 
 
 def test_the_cache_goes_by_content_not_by_place(hasty_config, tmp_path, cache, encoded):
@@ -100,11 +100,11 @@ def test_the_cache_goes_by_content_not_by_place(hasty_config, tmp_path, cache, e
 @pytest.mark.parametrize("damage", [lambda c: c[:100], lambda c: c[:-1] + bytes([c[-1] ^ 1])])
 def test_a_damaged_cache_is_measured_again(hasty_config, tmp_path, cache, encoded, caplog, damage):
     roots = [create_root(hasty_config, str(tmp_path / name)) for name in ("one", "two")]
-    ensure_prototypes(roots[0], device="cpu")
-    (file,) = cache.iterdir()
+    ensure_prototypes(build_of(roots[0]), device="cpu")
+    (file,) = cache.glob("prototypes-*")
     file.write_bytes(damage(file.read_bytes()))
     with caplog.at_level(logging.WARNING, logger="semix.build"):
-        ensure_prototypes(roots[1], device="cpu")
+        ensure_prototypes(build_of(roots[1]), device="cpu")
     assert f"{file} is not used, and measured again" in caplog.text
     assert sum(encoded) == 600
     assert roots[0].store.get(PROTOTYPES) == roots[1].store.get(PROTOTYPES)
@@ -130,6 +130,7 @@ def test_without_a_setting_the_cache_is_in_the_home_folder(monkeypatch):
 KILLED = """
 import os, sys
 from semix.data.root import Root
+from semix.pipeline.root import build_of
 from semix.data.store import Store
 from semix.pipeline import prototype_measurement
 from semix.pipeline.prototypes import ensure_prototypes
@@ -145,7 +146,7 @@ def killed_after_two(self, name, content):
     return done
 
 Store.create = killed_after_two
-ensure_prototypes(Root(sys.argv[1]), device="cpu")
+ensure_prototypes(build_of(Root(sys.argv[1])), device="cpu")
 """
 
 
@@ -161,7 +162,7 @@ def test_a_killed_measurement_goes_on_with_the_next_chunk(
     assert process.returncode == 9
     assert len(root.store.list("prototypes")) == 2
     assert not root.store.exists(PROTOTYPES)
-    ensure_prototypes(root, device="cpu")
+    ensure_prototypes(build_of(root), device="cpu")
     assert encoded == [32] * 5 + [12]  # 172 of 300: 128 were there
     assert root.store.list("prototypes") == []
     monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "another"))
@@ -301,7 +302,7 @@ def test_a_dial_as_set_is_printed_where_it_is_unusual(hasty_config, tmp_path, ca
 def test_whoever_watches_hears_of_each_batch(hasty_config, tmp_path, cache, small_chunks):
     heartbeats: list[int] = []
     root = create_root(hasty_config, str(tmp_path / "root"))
-    ensure_prototypes(root, device="cpu", heartbeat=lambda: heartbeats.append(1))
+    ensure_prototypes(build_of(root), device="cpu", heartbeat=lambda: heartbeats.append(1))
     assert len(heartbeats) == 10  # 300 images in chunks of 64, batches of 32
 
 

@@ -16,8 +16,8 @@ from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.provenance import file_hashes, generator_identity, model_identities
 from semix.pipeline.relabel import is_own
-from semix.pipeline.root import _plan_record, create_root
-from tests.pipeline.roots import altered
+from semix.pipeline.root import _plan_record
+from tests.pipeline.roots import altered, create_root
 
 # Beside what is loaded: other formats, other precisions, a training's weights, a checker of images.
 UNREAD = (

@@ -33,14 +33,17 @@ from semix.pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.root import build_of
+from tests.handmade import committed
 from tests.pipeline.roots import (
     altered,
     begin_set,
     by_group,
     contents,
+    create_root,
     features,
     made,
+    plan_of,
     relabel,
     samples,
     work,
@@ -51,7 +54,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 def own_features(labels: LabelSet, shard: int) -> dict[str, Tensor]:
     """The features that the label set stores itself."""
-    return load(labels.store.get(labels.headers()[shard].features.name))
+    return load(labels.store.get(dict(labels.headers())[shard].features.name))
 
 
 def test_another_sharpening_comes_from_stored_features(root):
@@ -118,7 +121,7 @@ def test_the_same_clip_from_images_gives_the_weights_of_the_build(root, hasty_st
     for group, sample in samples(root).items():
         actual, expected = (torch.tensor(w) for w in (new[group].weights, sample.record.weights))
         torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
-    for shard, header in labels.headers().items():
+    for shard, header in dict(labels.headers()).items():
         both = own_features(labels, shard), features(root, shard)
         actual, expected = (tensors["features"].float() for tensors in both)
         torch.testing.assert_close(actual, expected, atol=5e-3, rtol=5e-3)
@@ -202,14 +205,14 @@ def test_a_killed_worker_is_continued_and_ends_as_an_unbroken_one(root, unbroken
     labels = begin_set(root, f"model=local-dir:{other_clip}")
     process = start_worker(root, labels)
     deadline = time.monotonic() + 120
-    while not labels.headers() and time.monotonic() < deadline:
+    while not dict(labels.headers()) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = labels.headers()
+    before = dict(labels.headers())
     assert before
     assert work(root, "--labels", labels.digest) == 0
-    assert {shard: labels.headers()[shard] for shard in before} == before
+    assert {shard: dict(labels.headers())[shard] for shard in before} == before
     assert contents(root, labels.folder) == unbroken
     assert labels.failures() == {}
 
@@ -230,12 +233,12 @@ def test_only_committed_images_are_labelled_and_the_rest_later(root):
     assert labels.done() == [0, 1, 3, 4, 6, 7]
     assert work(root) == 0
     assert labels.missing() == [2, 5]
-    label_stored(labels, labels.missing())
+    label_stored(labels, labels.missing(), plan=build_of(labels.root).plan)
     assert labels.missing() == []
 
 
 def test_damaged_features_and_images_are_named_and_stop_no_other_shard(root, other_clip):
-    entries = root.committed()
+    entries = committed(root)
     name = entries[1].features.name
     content = root.store.get(name)
     root.store.put(name, content[:-1] + bytes([content[-1] ^ 1]))
@@ -259,7 +262,7 @@ def test_damaged_features_and_images_are_named_and_stop_no_other_shard(root, oth
 
 def test_other_bytes_than_recorded_are_never_labelled(root, other_clip):
     """Pixels that decode well but are not the committed ones."""
-    entries = root.committed()
+    entries = committed(root)
     root.store.put(entries[7].tar, root.store.get(entries[6].tar))
     labels = begin_set(root, f"model=local-dir:{other_clip}")
     assert work(root, "--labels", labels.digest) == 1

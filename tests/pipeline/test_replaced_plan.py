@@ -16,9 +16,9 @@ from semix.data.leases import lease_name
 from semix.data.machine import machine
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_root, running_on
+from semix.pipeline.root import running_on
 from tests.command import semix
-from tests.pipeline.roots import altered, made, tars, work
+from tests.pipeline.roots import altered, create_root, made, tars, work
 
 FEW = ("mixing.pairs={kind: sampled, count: 6}", "shards.groups_per_shard=3")
 

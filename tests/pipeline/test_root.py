@@ -12,11 +12,11 @@ from semix.data.layout import next_extension, segment_of, write_extension
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
-from semix.pipeline.root import create_root, extend_root, open_root, plan_of
+from semix.pipeline.root import create_build, extend_root, open_build
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from tests.command import semix
-from tests.pipeline.roots import altered, contents, made, tars, work
+from tests.pipeline.roots import altered, contents, create_root, made, plan_of, tars, work
 
 
 def test_another_config_on_the_same_root_is_refused_by_its_fields(built, hasty_config):
@@ -104,8 +104,8 @@ def test_a_root_goes_on_with_models_that_were_moved(make_config, hasty_standins,
     old.rename(new)
     assert work(root) == 78
     assert f"annotation.model = {old}/clip: there is no such folder" in capsys.readouterr().err
-    again = create_root(config(new), root.url)
-    assert again.plan.config["generator"]["model"] == f"{old}/sd"  # plan.json stays
+    again = create_build(config(new), root.url)
+    assert again.root.plan.config["generator"]["model"] == f"{old}/sd"  # plan.json stays
     assert Worker(BuildJob(again), 0, 1, device="cpu").run() == 0
     assert tars(root) == tars(unmoved)
     root.discard(1)
@@ -118,7 +118,7 @@ def test_other_models_than_a_root_was_begun_with_are_refused(root, hasty_standin
     shutil.copytree(hasty_standins.diffusion, tmp_path / "sd")
     root.discard(3)
     moved = altered(config, f"generator.model={tmp_path / 'sd'}", "shards.max_left_out=0.5")
-    assert plan_of(create_root(moved, root.url)).config.shards.max_left_out == 0.5
+    assert create_build(moved, root.url).config.shards.max_left_out == 0.5
     index = tmp_path / "sd" / "model_index.json"
     index.write_text(index.read_text() + "\n")
     with pytest.raises(InputError, match=r"generator\.model = .*/sd: its files changed since"):
@@ -130,7 +130,7 @@ def test_a_finished_root_refuses_another_generator(root, hasty_standins, tmp_pat
     assert root.missing() == []
     shutil.copytree(hasty_standins.diffusion, tmp_path / "sd")
     moved = altered(config, f"generator.model={tmp_path / 'sd'}")
-    assert create_root(moved, root.url).overrides  # the same files elsewhere
+    assert create_build(moved, root.url).overrides  # the same files elsewhere
     index = tmp_path / "sd" / "model_index.json"
     index.write_text(index.read_text() + "\n")
     with pytest.raises(InputError, match=r"generator\.model = .*/sd: its files changed since"):
@@ -143,28 +143,34 @@ def test_a_worker_takes_no_setting_that_decides_bytes(root, capsys):
     root.discard(3)
     assert work(root, "--set", "mixing.seed=1") == 78
     assert "overrides = mixing.seed=1: a root keeps the settings" in capsys.readouterr().err
-    assert open_root(root.url, ["noise.max_cost=9"]).missing() == [3]
+    assert open_build(root.url, ["noise.max_cost=9"]).root.missing() == [3]
 
 
 # A newer version of semix.
 
 
-@pytest.mark.parametrize("command", ["worker", "resume"])
-def test_a_record_of_a_newer_version_is_named_and_nothing_is_overwritten(root, capsys, command):
+@pytest.mark.parametrize("newer", [0, 3])
+def test_a_record_of_a_newer_version_is_named_and_nothing_is_overwritten(root, newer):
     """The record is complete and has a field that this version does not know."""
-    root.discard(5)
-    name = record_name(3)
-    newer = json.loads(root.store.get(name)) | {"schema": CommitRecord.SCHEMA + 1, "colour": "red"}
-    root.store.put(name, json.dumps(newer).encode())
+    name = record_name(newer)
+    record = json.loads(root.store.get(name)) | {"schema": CommitRecord.SCHEMA + 1, "colour": "red"}
+    root.store.put(name, json.dumps(record).encode())
     before = contents(root)
-    if command == "worker":
-        assert work(root) == 78
-        stderr = capsys.readouterr().err
-    else:
-        status, _, stderr = semix("resume", root.url)
-        assert status == 2
+    status, _, stderr = semix("resume", root.url)
+    assert status == 2
     message = f"error: {root.url}/{name} schema = 2: a newer version of semix wrote it, this one"
     assert stderr.startswith(message)
+    assert contents(root) == before
+
+
+def test_a_worker_makes_nothing_beside_a_first_record_of_a_newer_version(root, capsys):
+    root.discard(5)
+    name = record_name(0)
+    newer = json.loads(root.store.get(name)) | {"schema": CommitRecord.SCHEMA + 1}
+    root.store.put(name, json.dumps(newer).encode())
+    before = contents(root)
+    assert work(root) == 78
+    assert f"{name} schema = 2: a newer version" in capsys.readouterr().err
     assert contents(root) == before
 
 

@@ -15,6 +15,7 @@ from semix.data.tar import GroupSample
 from semix.pipeline.audit import Audit, as_json, audit
 from semix.pipeline.audit.page import pair_rows, write_page
 from tests import featured, handmade
+from tests.handmade import committed
 
 COUNT = 4
 ALPHAS = [0.0, 0.3, 0.7, 1.0]
@@ -213,7 +214,7 @@ def make_label_set(root: Root) -> str:
     annotation = {"rule": "projection", "model": "m"}
     labels = handmade.label_set(root, plan=root.plan.digest, annotation=annotation)
     root.store.put(labels.prototypes, root.store.get(PROTOTYPES))
-    for entry in root.entries():
+    for entry in root.records():
         groups = [
             SeriesLabels(
                 group=number,
@@ -241,7 +242,7 @@ def test_a_label_set_is_audited_in_place_of_the_shards_labels(tmp_path, complete
 @pytest.mark.parametrize("damage", ["tar", "features", "cut", "image"])
 def test_a_damaged_shard_is_named_and_the_others_are_measured(tmp_path, damage):
     root = make(tmp_path)
-    shard = root.committed()[0]
+    shard = committed(root)[0]
     name = shard.features.name if damage == "features" else shard.tar
     content = root.store.get(name)
     if damage == "image":
@@ -266,7 +267,7 @@ def test_a_damaged_shard_is_named_and_the_others_are_measured(tmp_path, damage):
 
 def test_nothing_to_read_is_an_error(tmp_path):
     root = make(tmp_path)
-    for entry in root.entries():
+    for entry in root.records():
         root.store.delete(entry.tar)
     with pytest.raises(
         ValueError, match=r"no shard of index/0.json can be read: shards/0000/.*not"

@@ -13,6 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
+from semix.data.formats import PROTOTYPES
 from semix.data.images import decode_image
 from semix.data.leases import TIME_TO_LIVE, living
 from semix.data.root import Root
@@ -21,11 +22,11 @@ from semix.pipeline.generators.schedulers import ddim_pair
 from semix.pipeline.noise import initial_noise, inversion_stability
 from semix.pipeline.noise.source import noise_digest, noise_source
 from semix.pipeline.regeneration import regenerate
-from semix.pipeline.root import plan_of
+from semix.pipeline.root import build_of
 from semix.pipeline.shard import load_models, mix_groups
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
-from tests.pipeline.roots import begun, made, samples, tars, work
+from tests.pipeline.roots import begun, made, plan_of, samples, tars, work
 
 pytestmark = pytest.mark.process  # for its length
 
@@ -90,7 +91,7 @@ def stability(models, plan, group, noise) -> torch.Tensor:
 
 def test_each_record_holds_the_scores_and_the_most_stable_is_chosen(built):
     plan = plan_of(built)
-    models = load_models(built, plan, device="cpu")
+    models = load_models(plan, built.store.get(PROTOTYPES), device="cpu")
     counts = Counter()
     for index, sample in samples(built).items():
         note, group = sample.record.noise, plan.group(index)
@@ -116,7 +117,7 @@ def test_each_record_holds_the_scores_and_the_most_stable_is_chosen(built):
 
 def test_the_images_come_from_the_recorded_seed(built):
     plan = plan_of(built)
-    models = load_models(built, plan, device="cpu")
+    models = load_models(plan, built.store.get(PROTOTYPES), device="cpu")
     sample = samples(built)[5]
     images, _ = mix_groups(
         [plan.group(5)],
@@ -157,7 +158,7 @@ def test_leases_are_renewed_while_noise_is_chosen(
         for name in names:
             os.utime(f"{root.url}/{name}", (now - 2 * TIME_TO_LIVE,) * 2)
 
-    assert Worker(BuildJob(root), 0, 1, device="cpu", heartbeat=heartbeat).run() == 0
+    assert Worker(BuildJob(build_of(root)), 0, 1, device="cpu", heartbeat=heartbeat).run() == 0
     assert leases.count({"0000000.json"}) >= 2
     assert not any(expired)
 
@@ -174,7 +175,7 @@ def test_one_candidate_is_the_random_noise(build):
 def test_optimised_noise_is_what_float16_holds(build):
     root = build(*OPTIMISE)
     plan = plan_of(root)
-    models = load_models(root, plan, device="cpu")
+    models = load_models(plan, root.store.get(PROTOTYPES), device="cpu")
     groups = [plan.group(index) for index in range(plan.num_groups)]
     noises, notes, faults = models.noise(groups)
     assert faults == {}
@@ -191,7 +192,7 @@ def test_optimised_noise_is_what_float16_holds(build):
 
 def test_a_scheduler_that_cannot_be_inverted_is_refused_while_loading(built):
     plan = plan_of(built)
-    models = load_models(built, plan, device="cpu")
+    models = load_models(plan, built.store.get(PROTOTYPES), device="cpu")
     models.generator.denoiser.scheduler = FlowMatchEulerDiscreteScheduler()
     with pytest.raises(InputError, match=r"noise\.strategy = .*FlowMatchEulerDiscreteScheduler"):
         noise_source(plan, generator=models.generator, embeddings=models.embeddings)
@@ -199,7 +200,9 @@ def test_a_scheduler_that_cannot_be_inverted_is_refused_while_loading(built):
 
 def test_beats_come_while_noise_is_chosen(built):
     plan, heartbeats = plan_of(built), []
-    models = load_models(built, plan, device="cpu", heartbeat=lambda: heartbeats.append(1))
+    models = load_models(
+        plan, built.store.get(PROTOTYPES), device="cpu", heartbeat=lambda: heartbeats.append(1)
+    )
     models.noise([plan.group(0)])
     assert len(heartbeats) == 3  # batches: 3 groups x 3 candidates x 3 alphas in at most 12 rows
 
