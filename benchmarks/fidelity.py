@@ -31,7 +31,6 @@ from benchmarks.measure import Result, write
 from benchmarks.models import build_config
 from semix.data.files import read_json
 from semix.data.fingerprint import hashed_seed
-from semix.data.formats import PROTOTYPES
 from semix.data.settings import load_settings
 from semix.flows.build import build
 from semix.flows.run_server import prefect_server
@@ -41,8 +40,8 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise.source import random_noise
 from semix.pipeline.plan import BuildPlan, MixGroup
-from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of, create_root, plan_of
+from semix.pipeline.prototypes import prepare
+from semix.pipeline.root import create_build
 from semix.pipeline.shard import Models, load_models, make_batch
 from semix.pipeline.shard_writer import Stopwatch
 
@@ -109,10 +108,9 @@ def compare(
     Noise is that of each group's seed, without selection, as it is the sampler that is compared.
     Labels are measured on the images, so the distributions of images and weights are compared.
     """
-    root = create_root(config_of(options), str(folder / "compared"))
-    ensure_prototypes(build_of(root), device=options.device)
-    plan = plan_of(root)
-    models = load_models(plan, root.store.get(PROTOTYPES), device=options.device)
+    build = create_build(config_of(options), str(folder / "compared"))
+    plan = build.plan
+    models = load_models(plan, prepare(build, device=options.device), device=options.device)
     models = replace(models, noise=random_noise(models.generator.latent_shape))
     seed = plan.config.mixing.seed
     rng = random.Random(hashed_seed(seed, "fidelity"))
@@ -184,8 +182,8 @@ def classifier(config: BuildConfig, out: Path, *, seeds: int) -> dict[str, Any]:
     overrides = [f"mixed.url={root.url}", f"seeds={list(range(seeds))}", "name=CSM"]
     run = train(TRAINING, out / "run", overrides=overrides)
     rows = read_json(run / "evaluation.json")["rows"]
-    progress = root.progress()
-    figures: dict[str, Any] = {"images_per_second": progress.images_done / progress.seconds}
+    rate = root.progress().images_done / root.totals().seconds
+    figures: dict[str, Any] = {"images_per_second": rate}
     for key in ("accuracy", "ece", "nll"):
         values = [row["plain"][key] for row in rows]
         figures[key] = {"mean": statistics.mean(values), "sd": statistics.stdev(values)}

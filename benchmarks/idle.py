@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from semix.data.formats import PLAN, PROTOTYPES
 from semix.data.root import Root
-from semix.pipeline.root import build_of
 
 T = TypeVar("T")
 
@@ -33,12 +32,12 @@ def idle_root(shards: int) -> Root:
 def planned_root(*overrides: str) -> Root:
     """A root of the quickstart's config, without shards; its prototypes are measured."""
     from benchmarks.models import build_config  # heavy, and not needed by processes that only watch
-    from semix.pipeline.prototypes import ensure_prototypes
-    from semix.pipeline.root import create_root
+    from semix.pipeline.prototypes import prepare
+    from semix.pipeline.root import create_build
 
-    root = create_root(build_config(*overrides), tempfile.mkdtemp(prefix="semix-bench-"))
-    ensure_prototypes(build_of(root), device="cpu")
-    return root
+    build = create_build(build_config(*overrides), tempfile.mkdtemp(prefix="semix-bench-"))
+    prepare(build, device="cpu")
+    return build.root
 
 
 def copy_plan(root: Root) -> Root:

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,68 +12,51 @@ from benchmarks.measure import Result
 
 SIZES = (1_000, 1_000_000)
 MISSING = 300  # the last folder is not full
-NEW_SHARDS = 50  # made between two status calls
-MAX_MB, MAX_SECONDS = 1000, 120  # to read all records, or the index that has them
-READING = {"no index": "without an index", "status": "from an index"}
+MAX_MB, MAX_SECONDS = 1000, 64  # to read all records
+MAX_RESUME_MB, MAX_RESUME_SECONDS, MAX_STATUS_SECONDS = 500, 20, 10
 Figures = dict[str, dict[str, Any]]
 
 
 def run() -> Result:
     result = Result("million", f"looks at {SIZES[0]:,} to {SIZES[-1]:,} simulated shards")
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
-        for shards in SIZES:
-            index = str(Path(folder, f"{shards}.json"))
-            _in_new_process(context, write_index, shards, index)
-            for operation in (without_index, from_index, resuming):
-                for name, figures in _in_new_process(context, operation, shards, index).items():
-                    result.figures.setdefault(name, {})[str(shards)] = figures
+    for shards in SIZES:
+        for operation in (listing, reading, indexing):
+            for name, figures in _in_new_process(context, operation, shards).items():
+                result.figures.setdefault(name, {})[str(shards)] = figures
     million = str(SIZES[-1])
-    for name, description in READING.items():
-        cost = result.figures[name][million]
-        result.at_most(f"MB of a status {description}", cost["peak_mb"], MAX_MB)
-        result.at_most(f"seconds of a status {description}", cost["seconds"], MAX_SECONDS)
-    requests = {name: cost["requests"] for name, cost in result.figures["second look"].items()}
-    result.equal("requests of a second look", requests[million], requests[str(SIZES[0])])
+    costs = {name: figures[million] for name, figures in result.figures.items()}
+    result.at_most("MB of a resume", costs["resume"]["peak_mb"], MAX_RESUME_MB)
+    result.at_most("seconds of a resume", costs["resume"]["seconds"], MAX_RESUME_SECONDS)
+    result.at_most("seconds of a status", costs["status"]["seconds"], MAX_STATUS_SECONDS)
+    result.at_most("MB of a full status", costs["full status"]["peak_mb"], MAX_MB)
+    result.at_most("seconds of a full status", costs["full status"]["seconds"], MAX_SECONDS)
     result.figures["seconds of 1000 lookups in a plan"] = lookups()
     return result
 
 
-def write_index(shards: int, index: str) -> None:
-    from tests.simulated import index_of
+def listing(shards: int) -> Figures:
+    """Status, and what `semix resume` reads before it starts a flow."""
+    from semix.flows.build_steps import ShardSelection
 
-    Path(index).write_bytes(index_of(shards - MISSING))
+    def resume(root: Any) -> None:
+        assert len(ShardSelection(skip_failed="1%").shards_to_make(root)) == MISSING
 
-
-def without_index(shards: int, index: str) -> Figures:
-    """Opening and status if every record must be read."""
-    with _open_simulated(shards, None) as (root, store):
-        return {"no index": _time(root.status, store)}
-
-
-def from_index(shards: int, index: str) -> Figures:
-    """Status from an index; again, unchanged; again, after a folder grew; then what is missing."""
-    with _open_simulated(shards, index) as (root, store):
+    with _open_simulated(shards) as (root, store):
         costs = {"status": _time(root.status, store)}
-        costs["second look"] = _time(root.status, store)
-        store.done += NEW_SHARDS
-        costs["one folder grew"] = _time(root.status, store)
-        costs["missing"] = _time(root.missing, store)
-        assert root.missing() == list(range(store.done, shards))
+        costs["resume"] = _time(lambda: resume(root), store)
         return costs
 
 
-def resuming(shards: int, index: str) -> Figures:
-    """What `semix resume` reads before it starts a flow: sizes of all files, missing shards."""
-    from semix.data.verify import damage
-    from semix.flows.build_steps import ShardSelection
+def reading(shards: int) -> Figures:
+    """What `semix status --full` reads."""
+    with _open_simulated(shards) as (root, store):
+        return {"full status": _time(lambda: (root.status(), root.totals()), store)}
 
-    def operation(root: Any) -> None:
-        assert [problem.kind for problem in damage(root)] == ["prototypes"]  # there are none
-        assert len(ShardSelection(skip_failed="1%").shards_to_make(root)) == MISSING
 
-    with _open_simulated(shards, index) as (root, store):
-        return {"resume": _time(lambda: operation(root), store)}
+def indexing(shards: int) -> Figures:
+    with _open_simulated(shards) as (root, store):
+        return {"index": _time(root.write_index, store)}
 
 
 def lookups() -> dict[str, float]:
@@ -102,19 +84,12 @@ def lookups() -> dict[str, float]:
 
 
 @contextmanager
-def _open_simulated(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
-    """A simulated root and its store; the index is read from a file, so its bytes count."""
+def _open_simulated(shards: int) -> Iterator[tuple[Any, Any]]:
+    """A simulated root and its store."""
     import semix.flows.build_steps  # noqa: F401 - not measured
     from tests.simulated import SimulatedShards, simulated
 
-    class Shards(SimulatedShards):
-        def get(self, name: str, max_bytes: int) -> bytes:
-            if index and name == "index/0.json":
-                self.requests.add("get")
-                return Path(index).read_bytes()
-            return super().get(name, max_bytes)
-
-    store = Shards(shards, shards - MISSING, index=b"a file" if index else None)
+    store = SimulatedShards(shards, shards - MISSING)
     with simulated(store) as root:
         yield root, store
 

@@ -5,15 +5,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from semix.data.formats import PROTOTYPES
 from semix.data.real import load_real
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
-from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of, create_root, plan_of
+from semix.pipeline.prototypes import prepare
+from semix.pipeline.root import create_build
 from semix.pipeline.shard import Models, load_models
 from semix.pipeline.standins import StandIns, train_standins
 
@@ -41,7 +40,6 @@ def build_config(*overrides: str, models: StandIns | None = None) -> BuildConfig
 
 def open_root(config: BuildConfig, folder: str | None = None) -> tuple[Root, BuildPlan, Models]:
     """A new root in `folder` or a temporary one, its plan, and the models that make its shards."""
-    root = create_root(config, folder or tempfile.mkdtemp(prefix="semix-bench-"))
-    ensure_prototypes(build_of(root), device="cpu")
-    plan = plan_of(root)
-    return root, plan, load_models(plan, root.store.get(PROTOTYPES), device="cpu")
+    build = create_build(config, folder or tempfile.mkdtemp(prefix="semix-bench-"))
+    models = load_models(build.plan, prepare(build, device="cpu"), device="cpu")
+    return build.root, build.plan, models

@@ -16,7 +16,7 @@ from semix.pipeline.annotate import FEATURES, build_annotator
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.noise.source import random_noise
 from semix.pipeline.plan import BuildPlan
-from semix.pipeline.root import plan_of
+from semix.pipeline.root import build_of
 from semix.pipeline.shard import Models, generate_shard
 
 
@@ -79,7 +79,7 @@ def blending_models(root: Root, plan: BuildPlan, *, size: int, seconds: float = 
 
 def fill(root: Root, *, size: int) -> None:
     """Make all missing shards of a root from blends of digits, with random features."""
-    plan = plan_of(root)
+    plan = build_of(root).plan
     models = blending_models(root, plan, size=size)
     for shard in root.missing():
         generate_shard(plan.shard(shard), plan, models=models, root=root).publish()

@@ -112,7 +112,7 @@ def streaming(result: Result, root: Root, *, size: int, batch: int, bar: float) 
     """One epoch of batches read from the tars, each side on one thread."""
     images = MixedDataset(root.url, memory_limit=0, threads=1).by_image()
     stream = mixed_pipeline(root.url)
-    tars = [f"{root.url}/{entry.tar}" for entry in root.entries()]
+    tars = [f"{root.url}/{entry.tar}" for entry in root.records()]
     theirs = {}
     for number, (image, label) in enumerate(plain_webdataset(tars)):
         theirs[number] = (int(image.long().sum()), max(label, key=lambda pair: pair[1])[0])

@@ -23,7 +23,7 @@ from semix.data.tar import read_shard
 from semix.pipeline.annotate import FEATURES, Annotator
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototype_statistics import PrototypeFile
-from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.prototypes import prepare
 from semix.pipeline.relabel import (
     RelabelJob,
     ensure_set_prototypes,
@@ -32,7 +32,7 @@ from semix.pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from semix.pipeline.root import build_of, create_root
+from semix.pipeline.root import build_of, create_build
 from semix.pipeline.standins import Recipe, TrainingStage, train_standins
 
 ALPHAS, SIZE = 8, 32
@@ -99,10 +99,10 @@ def filled_root(images: int, *, size: int = SIZE, series: int = 64) -> Root:
         "shards": {"groups_per_shard": series, "groups_per_batch": 8},
     }
     config = load_settings(BuildConfig, values)
-    root = create_root(config, tempfile.mkdtemp(prefix="semix-bench-"))
-    ensure_prototypes(build_of(root), device="cpu")
-    fill(root, size=size)
-    return root
+    build = create_build(config, tempfile.mkdtemp(prefix="semix-bench-"))
+    prepare(build, device="cpu")
+    fill(build.root, size=size)
+    return build.root
 
 
 # 5 pairs: 1000, 2000, 4000 and 100000 images are whole numbers of series per pair.
@@ -113,7 +113,7 @@ def start_job(root: Root, clip: Path) -> RelabelJob:
     """A new label set with its encoder loaded, which is not timed."""
     labels = plan_set(root, relabelled_config(root, [f"annotation.model=local-dir:{clip}"]))
     ensure_set_prototypes(labels, device="cpu")
-    job = RelabelJob(labels)
+    job = RelabelJob(labels, build_of(root).plan)
     job.load(device="cpu", heartbeat=lambda: None)
     assert job.annotator is not None
     job.annotator.encoders.load()
@@ -123,14 +123,14 @@ def start_job(root: Root, clip: Path) -> RelabelJob:
 def relabel(job: RelabelJob) -> None:
     """All shards from their images, on this thread."""
     assert job.annotator is not None
-    for shard, record in job.labels.root.committed().items():
-        if job.store.exists(job.labels.name(shard)):
-            job.store.delete(job.labels.name(shard))
+    for record in job.labels.root.records():
+        if job.store.exists(job.labels.name(record.shard)):
+            job.store.delete(job.labels.name(record.shard))
         label_shard(record, labels=job.labels, plan=job.plan, annotator=job.annotator).publish()
 
 
 def all_pixels(root: Root) -> Tensor:
-    samples = (s for entry in root.entries() for s in read_shard(root.store, entry))
+    samples = (s for record in root.records() for s in read_shard(root.store, record))
     images = [decode_image(image) for sample in samples for image in sample.images]
     return torch.from_numpy(np.stack(images))
 
@@ -144,8 +144,8 @@ def encode(pixels: Tensor, annotator: Annotator | None, batch: int) -> None:
 def export(root: Root, folder: Path) -> list[str]:
     """The pictures as the official code keeps them: SEED_FIRST_SECOND_POSITION.png."""
     folder.mkdir()
-    for entry in root.entries():
-        for sample in read_shard(root.store, entry):
+    for shard in root.records():
+        for sample in read_shard(root.store, shard):
             first, second = sample.record.classes
             for position, image in enumerate(sample.images):
                 name = f"{sample.record.group}_{first}_{second}_{position}.png"

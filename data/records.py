@@ -151,8 +151,8 @@ def _record_problems(
         text = f"{record_name(shard)} is beyond the shards of the plan; is an extension missing?"
         yield Problem(shard, text, "record")
         return
-    omitted = {series.group for series in record.left_out}
-    if record.group_numbers != [g for g in layout.groups_of(shard) if g not in omitted]:
+    planned = layout.groups_of(shard)
+    if (record.first, record.groups + len(record.left_out)) != (planned.start, len(planned)):
         groups = f"{record.groups} groups from {record.first} on"
         yield Problem(shard, f"holds {groups}, the plan says otherwise")
     sizes = {record.tar: record.bytes, record.features.name: record.features.bytes}

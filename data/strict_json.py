@@ -38,7 +38,7 @@ def read_strictly(model: type[S], content: bytes, *, what: str, max_bytes: int) 
     try:
         # First, because pydantic's parser bounds nesting and the digits of a number.
         value = model.model_validate_json(content)
-        json.loads(content, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+        _DECODER.decode(content.decode())
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
@@ -50,8 +50,8 @@ def read_strictly(model: type[S], content: bytes, *, what: str, max_bytes: int) 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
     """Raises ValueError for a duplicate key."""
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys):
+    if len(dict(pairs)) < len(pairs):
+        keys = [key for key, _ in pairs]
         duplicate = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"key {_escaped(duplicate)} is there twice")
 
@@ -61,6 +61,11 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{_escaped(text)} is not a finite number")
     return number
+
+
+_DECODER = json.JSONDecoder(  # made once, because a root has a million small files
+    object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite
+)
 
 
 def _path(location: tuple[int | str, ...]) -> str:
