@@ -20,7 +20,7 @@ from semix.data.leases import claim, release
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import build_of
+from semix.pipeline.plan import build_of
 from semix.pipeline.shard import GeneratedShard, encode_series, generate_shard, make_batch
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.shard_writer import Stopwatch, write_series

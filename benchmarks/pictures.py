@@ -15,8 +15,7 @@ from semix.data.root import Root
 from semix.pipeline.annotate import FEATURES, build_annotator
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.noise.source import random_noise
-from semix.pipeline.plan import BuildPlan
-from semix.pipeline.root import build_of
+from semix.pipeline.plan import BuildPlan, build_of
 from semix.pipeline.shard import Models, generate_shard
 
 

@@ -22,6 +22,7 @@ from semix.data.splits import RealDataConfig
 from semix.data.tar import read_shard
 from semix.pipeline.annotate import FEATURES, Annotator
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototype_statistics import PrototypeFile
 from semix.pipeline.prototypes import prepare
 from semix.pipeline.relabel import (
@@ -32,7 +33,7 @@ from semix.pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from semix.pipeline.root import build_of, create_build
+from semix.pipeline.root import create_build
 from semix.pipeline.standins import Recipe, TrainingStage, train_standins
 
 ALPHAS, SIZE = 8, 32

@@ -29,12 +29,10 @@ from semix.flows.configs import load_config
 from semix.flows.costs import DEFAULT_SHARE, check_rates, costs
 from semix.flows.slots import SlotSettings, check_gpu, check_slots, prepare_workers
 from semix.pipeline.config import BuildConfig, hard_label_notes
-from semix.pipeline.plan import Build
+from semix.pipeline.plan import Build, build_of, check_overrides
 from semix.pipeline.prototypes import stored_scale
 from semix.pipeline.root import (
-    build_of,
     build_to_continue,
-    check_overrides,
     checked_plan,
     create_build,
     extend_root,

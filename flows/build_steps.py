@@ -20,9 +20,9 @@ from semix.flows.failures import RunFailed, few_ranges, reasons
 from semix.flows.progress import count_display
 from semix.pipeline.checks import check_models, notes
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.plan import Build
+from semix.pipeline.plan import Build, build_of, open_build
 from semix.pipeline.prototypes import prepare
-from semix.pipeline.root import build_of, create_build, open_build
+from semix.pipeline.root import create_build
 
 log = logging.getLogger("semix.build")
 

@@ -23,6 +23,7 @@ from semix.flows.slots import SlotSettings, check_gpu, check_slots
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.checks import check_clip
 from semix.pipeline.config import AnnotationConfig, BuildConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.relabel import (
     IMAGES,
     ROOT,
@@ -36,7 +37,7 @@ from semix.pipeline.relabel import (
     relabelled_config,
     set_record,
 )
-from semix.pipeline.root import MIXED, build_of
+from semix.pipeline.root import MIXED
 from semix.pipeline.shard_job import failure_of
 
 BAKED_AT_A_TIME = 4  # shards; each holds one series in memory

@@ -5,19 +5,24 @@ import math
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
-from semix.data.formats import MAX_GROUPS, Extension, spec_digest
+from semix.data.formats import MAX_GROUPS, PLAN, Extension, spec_digest
 from semix.data.layout import layout
-from semix.data.real import class_names
 from semix.data.root import Root
+from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig, MixingConfig
-from semix.pipeline.provenance import ModelIdentities, identity, model_identities
+from semix.pipeline.provenance import (
+    NON_IDENTITY_SETTINGS,
+    ModelIdentities,
+    identity,
+    model_identities,
+)
 
 FEISTEL_ROUNDS = 4  # Luby and Rackoff 1988: four make a strong pseudo-random permutation
 # Exponent of the dense middle: of 8 alphas, half lie between 0.36 and 0.64.
@@ -91,7 +96,7 @@ class BuildPlan:
         extensions: Sequence[Extension] = (),
     ) -> None:
         self._models = models
-        self.class_names = class_names(config.real) if names is None else names
+        self.class_names = _class_names(config) if names is None else names
         self.similar = similar
         self.sets = class_sets(config.mixing, self.class_names) if similar is None else similar
         self.num_pairs = len(self.sets)
@@ -152,9 +157,64 @@ class Build:
         return self.plan.config
 
 
+def open_build(
+    url: str, overrides: Sequence[str] = (), *, heartbeat: Callable[[], None] = lambda: None
+) -> Build:
+    """Open an existing root, with overrides of settings that differ on this machine.
+
+    Raises:
+        InputError: no root, an override of a setting that decides its bytes, another version's
+            settings, or a plan.json that was changed since.
+    """
+    check_overrides(overrides)
+    return build_of(Root(url, heartbeat=heartbeat), overrides)
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raises InputError for an override of a setting that decides the bytes of a root."""
+    for override in overrides:
+        section, _, name = override.partition("=")[0].partition(".")
+        if name.split(".")[0] not in NON_IDENTITY_SETTINGS.get(section, ()):
+            remedy = "a root keeps the settings it was begun with; only where things lie may change"
+            raise InputError(
+                "overrides", override, f"{remedy}; leave it out, or choose a new place"
+            )
+
+
+def build_of(root: Root, overrides: Sequence[str] = ()) -> Build:
+    """The build of an open root.
+
+    Raises:
+        InputError: another version's settings, or a plan.json that was changed since.
+    """
+    stored = root.stored_plan
+    try:
+        config = load_settings(BuildConfig, stored.config, overrides)
+    except InputError as error:
+        remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
+        raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
+    if identity(config, stored.class_names, stored.models, stored.pairs) != stored.digest:
+        remedy = "plan.json was changed, or another version of semix wrote it; use that version"
+        raise InputError(f"{root.url}/{PLAN} digest", stored.digest[:12], remedy)
+    plan = BuildPlan(
+        config,
+        tuple(stored.class_names),
+        models=stored.models,
+        similar=stored.pairs,
+        extensions=root.extensions,
+    )
+    return Build(root, plan, tuple(overrides))
+
+
 def group_seed(plan_seed: int, group: int) -> int:
     """The seed of a group, which does not depend on batch, worker or order."""
     return hashed_seed(plan_seed, group)
+
+
+def _class_names(config: BuildConfig) -> tuple[str, ...]:
+    from semix.data.real import class_names  # a root knows them, and its workers read no images
+
+    return class_names(config.real)
 
 
 class ClassSets(Protocol):

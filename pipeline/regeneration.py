@@ -12,9 +12,8 @@ from semix.data.formats import PROTOTYPES
 from semix.data.images import decode_image
 from semix.data.root import Root
 from semix.data.tar import GroupSample
-from semix.pipeline.plan import BuildPlan
+from semix.pipeline.plan import BuildPlan, build_of
 from semix.pipeline.provenance import library_versions
-from semix.pipeline.root import build_of
 from semix.pipeline.shard import Models, batches, load_models, make_batch, series_record
 from semix.pipeline.shard_writer import Stopwatch
 

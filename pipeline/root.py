@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from semix.data.errors import InputError
@@ -32,12 +32,11 @@ from semix.data.store import Store
 from semix.pipeline.checks import check_models, check_prompts
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.noise.cost import check_noise_cost
-from semix.pipeline.plan import Build, BuildPlan, UndrawnPairs
+from semix.pipeline.plan import Build, BuildPlan, UndrawnPairs, build_of, open_build
 from semix.pipeline.prototypes import CHUNKS, drawn_pairs, measure, remove_chunks
 from semix.pipeline.provenance import (
     NON_IDENTITY_SETTINGS,
     contents,
-    identity,
     identity_settings,
     library_versions,
     model_identities,
@@ -94,55 +93,6 @@ def create_build(config: BuildConfig, url: str, *, device: str = "auto") -> Buil
         store.create(PROTOTYPES, prototypes)
         remove_chunks(store)
     return open_build(url)
-
-
-def open_build(
-    url: str, overrides: Sequence[str] = (), *, heartbeat: Callable[[], None] = lambda: None
-) -> Build:
-    """Open an existing root, with overrides of settings that differ on this machine.
-
-    Raises:
-        InputError: no root, an override of a setting that decides its bytes, another version's
-            settings, or a plan.json that was changed since.
-    """
-    check_overrides(overrides)
-    return build_of(Root(url, heartbeat=heartbeat), overrides)
-
-
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Raises InputError for an override of a setting that decides the bytes of a root."""
-    for override in overrides:
-        section, _, name = override.partition("=")[0].partition(".")
-        if name.split(".")[0] not in NON_IDENTITY_SETTINGS.get(section, ()):
-            remedy = "a root keeps the settings it was begun with; only where things lie may change"
-            raise InputError(
-                "overrides", override, f"{remedy}; leave it out, or choose a new place"
-            )
-
-
-def build_of(root: Root, overrides: Sequence[str] = ()) -> Build:
-    """The build of an open root.
-
-    Raises:
-        InputError: another version's settings, or a plan.json that was changed since.
-    """
-    stored = root.stored_plan
-    try:
-        config = load_settings(BuildConfig, stored.config, overrides)
-    except InputError as error:
-        remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
-        raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
-    if identity(config, stored.class_names, stored.models, stored.pairs) != stored.digest:
-        remedy = "plan.json was changed, or another version of semix wrote it; use that version"
-        raise InputError(f"{root.url}/{PLAN} digest", stored.digest[:12], remedy)
-    plan = BuildPlan(
-        config,
-        tuple(stored.class_names),
-        models=stored.models,
-        similar=stored.pairs,
-        extensions=root.extensions,
-    )
-    return Build(root, plan, tuple(overrides))
 
 
 def build_to_continue(config: BuildConfig, url: str) -> Build | None:

@@ -17,8 +17,8 @@ from semix.data.real import RealDataConfig, RealDataset, load_real
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of
 from semix.pipeline.standins import StandIns, tiny_recipe, train_standins
 from tests.pipeline.roots import create_root
 

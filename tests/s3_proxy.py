@@ -2,6 +2,7 @@
 
 import http.client
 import random
+import re
 import socket
 import threading
 import time
@@ -10,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 WRITES = ("PUT", "POST", "DELETE")
 KINDS = ("errors", "lost", "cut_answers", "cut_requests", "slow", "stalled", "forgotten")
+CONTENTS = re.compile(
+    r"(<Contents>(?:(?!</Contents>).)*?<Key>(.*?)</Key>.*?</Contents>)", re.DOTALL
+)
 CODES = {403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}
 
 
@@ -30,6 +34,8 @@ class Faults:
         slow: fraction that waits `slow_s` seconds first.
         stalled: fraction that is never answered.
         forgotten: fraction whose If-None-Match is dropped, as by servers that do not know it.
+        late: listings do not show what was written since, and still show what was deleted since,
+            if its name contains this.
         read_only: every write is refused with 403.
         path: only requests whose path and query contain this.
         max_faults: after so many faults the proxy is healthy again.
@@ -47,6 +53,7 @@ class Faults:
     stalled: float = 0.0
     forgotten: float = 0.0
     read_only: bool = False
+    late: str | None = None
     methods: Sequence[str] = ("GET", "HEAD", *WRITES)
     path: str = ""
     max_faults: int | None = None
@@ -60,6 +67,7 @@ class FaultyS3:
         self.target = urlsplit(server)
         self.done: Counter[str] = Counter()  # faults by name
         self.requests: Counter[str] = Counter()  # requests by method
+        self.listed: dict[str, str] = {}  # the element of each key in the last listing of it
         self.heal()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -90,6 +98,8 @@ class FaultyS3:
         self.faults = Faults(**faults)  # type: ignore[arg-type]
         self._random = random.Random(self.faults.seed)
         self.done.clear()
+        self.written: set[str] = set()  # keys since `fail`
+        self.deleted: dict[str, str] = {}  # by key, as in `listed`
 
     def heal(self) -> None:
         self.fail()
@@ -119,6 +129,33 @@ class FaultyS3:
     def status(self) -> int:
         with self._lock:
             return self._random.choice(list(self.faults.statuses))
+
+    def note(self, method: str, path: str) -> None:
+        """Remember what a request changes, for listings that are late."""
+        key = unquote(urlsplit(path).path).lstrip("/").partition("/")[2]
+        if method in ("PUT", "POST"):
+            self.written.add(key)
+        if method == "DELETE" and key in self.listed:
+            self.deleted[key] = self.listed[key]
+
+    def late_listing(self, path: str, content: bytes) -> bytes:
+        """The answer to a listing as it was before the last changes."""
+        query = parse_qs(urlsplit(path).query)
+        late = self.faults.late
+        if "list-type" not in query:
+            return content
+        text, prefix = content.decode(), query.get("prefix", [""])[0]
+        elements = {unquote(key): element for element, key in CONTENTS.findall(text)}
+        self.listed |= elements
+        if late is None:
+            return content
+        for key, element in elements.items():
+            if late in key and key in self.written:
+                text = text.replace(element, "")
+        for key, element in self.deleted.items():
+            if late in key and key.startswith(prefix) and "/" not in key.removeprefix(prefix):
+                text = text.replace("</ListBucketResult>", f"{element}</ListBucketResult>")
+        return text.encode()
 
 
 def _handler_of(proxy: FaultyS3) -> type[BaseHTTPRequestHandler]:
@@ -154,6 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "forgotten":
             del self.headers["If-None-Match"]
         response, content = self._forward(body)
+        self.proxy.note(self.command, self.path)
+        content = self.proxy.late_listing(self.path, content)
         if fault == "lost":
             return self._hang_up()
         return self._answer(response, content, cut=fault == "cut_answers")

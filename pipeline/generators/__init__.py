@@ -1,12 +1,23 @@
 """Load the generator of a model family, selected by `generator.family`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from semix.pipeline.config import FLOW_FAMILIES, Family, GeneratorConfig
 
 if TYPE_CHECKING:
-    from semix.pipeline.generators.latent_diffusion import Denoiser, LatentDiffusion
+    from semix.pipeline.generators.latent_diffusion import LatentDiffusion
+
+DENOISERS: dict[Family, tuple[str, str]] = {  # module and class of each family
+    "stable_diffusion": ("text_models", "StableDiffusion"),
+    "sdxl": ("text_models", "StableDiffusionXL"),
+    "dit": ("dit", "DiT"),
+    "sd3": ("flow_models", "StableDiffusion3"),
+    "flux": ("flow_models", "Flux"),
+    "flux2": ("qwen_models", "Flux2"),
+    "z_image": ("qwen_models", "ZImage"),
+}
 
 
 def load_generator(
@@ -23,22 +34,11 @@ def load_generator(
     """
     # Imported late: the rules of schedulers are needed without diffusers, too.
     from semix.data.device import float32_precision
-    from semix.pipeline.generators.dit import DiT
-    from semix.pipeline.generators.flow_models import Flux, StableDiffusion3
     from semix.pipeline.generators.latent_diffusion import LatentDiffusion
-    from semix.pipeline.generators.qwen_models import Flux2, ZImage
-    from semix.pipeline.generators.text_models import StableDiffusion, StableDiffusionXL
 
-    denoisers: dict[Family, Callable[..., Denoiser]] = {
-        "stable_diffusion": StableDiffusion,
-        "sdxl": StableDiffusionXL,
-        "dit": DiT,
-        "sd3": StableDiffusion3,
-        "flux": Flux,
-        "flux2": Flux2,
-        "z_image": ZImage,
-    }
+    module, name = DENOISERS[config.family]
+    denoiser_class = getattr(import_module(f"{__name__}.{module}"), name)
     with float32_precision("ieee"):  # the empty prompt is encoded once and for all
         options = {"names": names} if config.family in FLOW_FAMILIES else {}
-        denoiser = denoisers[config.family](config, device=device, **options)
+        denoiser = denoiser_class(config, device=device, **options)
         return LatentDiffusion(denoiser, config, device=device)

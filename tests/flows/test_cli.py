@@ -28,8 +28,8 @@ from semix.data.settings import load_settings
 from semix.flows.cli import PANELS, app
 from semix.flows.parameters import MORE_PANEL
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of
 from tests.command import semix
 from tests.data.whole_roots import commit_record, failure, prototypes
 from tests.family import below

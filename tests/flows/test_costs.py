@@ -12,8 +12,8 @@ from semix.data.tensors import seal
 from semix.flows.build import check
 from semix.flows.costs import amount, free_bytes, readable
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes, read_prototypes
-from semix.pipeline.root import build_of
 from semix.pipeline.shard import generate_shard, load_models
 from tests.emulated_cuda import emulated_cuda
 from tests.pipeline.roots import create_root, plan_of

@@ -22,8 +22,8 @@ from semix.data.root import Root, RootProgress
 from semix.flows.slots import SlotSettings
 from semix.flows.slots.running import follow, run_slots
 from semix.flows.slots.slot import LEASE_TIMEOUT_S
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of
 from tests.family import below
 from tests.handmade import committed
 from tests.integration.conftest import contents

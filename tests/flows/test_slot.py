@@ -39,8 +39,8 @@ from semix.flows.slots.slot import (
     run_lease,
     worker_arguments,
 )
+from semix.pipeline.plan import build_of
 from semix.pipeline.relabel import RelabelJob
-from semix.pipeline.root import build_of
 from semix.pipeline.shard_job import BuildJob, ShardJob
 from tests.handmade import committed, make_root
 

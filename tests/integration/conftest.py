@@ -8,9 +8,8 @@ import pytest
 from semix.data.formats import PROTOTYPES
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.plan import BuildPlan
+from semix.pipeline.plan import BuildPlan, build_of
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of
 from semix.pipeline.shard import Models, generate_shard, load_models
 from tests.pipeline.roots import create_root, plan_of
 

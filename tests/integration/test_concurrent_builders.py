@@ -13,7 +13,7 @@ import pytest
 from semix.data.garbage import garbage, remove
 from semix.data.root import Root
 from semix.data.verify import damage
-from semix.pipeline.root import build_of
+from semix.pipeline.plan import build_of
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from tests.integration.conftest import Tiny, contents, tiny_plan

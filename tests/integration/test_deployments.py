@@ -22,8 +22,8 @@ from prefect.states import Crashed, Pending, Running
 
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of
 from semix.pipeline.standins import StandIns
 from semix.pipeline.worker import main as worker
 from tests.deploying import register

@@ -38,10 +38,9 @@ from semix.pipeline.config import BuildConfig, GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import ddim_pair
 from semix.pipeline.noise import initial_noise, inversion_stability
-from semix.pipeline.plan import MixGroup
+from semix.pipeline.plan import MixGroup, build_of
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
-from semix.pipeline.root import build_of
 from semix.pipeline.shard import conditions
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker

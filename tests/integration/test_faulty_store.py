@@ -1,17 +1,20 @@
 """Builds on an S3 server that fails, and workers that die while they talk to it."""
 
 import signal
+from hashlib import sha256
 from unittest.mock import patch
 
 import pytest
 
+from semix.data.formats import PROTOTYPES
+from semix.data.index import open_index
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.data.store.services import RetryPolicy
 from semix.data.verify import damage
 from semix.pipeline.bake import bake_shard, open_baked
+from semix.pipeline.plan import build_of
 from semix.pipeline.relabel import ensure_set_prototypes, label_stored, plan_set, relabelled_config
-from semix.pipeline.root import build_of
 from semix.pipeline.worker import main as worker
 from tests.integration.conftest import contents
 from tests.integration.crashes import die, in_child
@@ -48,11 +51,49 @@ def relabel_and_bake(root: Root, url: str) -> dict[str, object]:
     ensure_set_prototypes(labels, device="cpu")
     label_stored(labels, labels.missing(), plan=build_of(labels.root).plan)
     target, plan = open_baked(root, config, labels, url), plan_of(root)
+    digest = sha256(target.store.get(PROTOTYPES)).hexdigest()
     for shard in labels.done():
-        bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
+        bake_shard(shard, source=root, labels=labels, target=target, plan=plan, prototypes=digest)
     assert target.missing() == []
     assert damage(target, full=True) == []
     return contents(target)
+
+
+def test_a_listing_that_is_late_costs_double_work_at_most(tiny, unbroken, bucket, faulty_s3):
+    root = tiny.start(f"{bucket}/mixed")
+    tiny.make(root, 0)
+    assert Root(root.url).write_index() == "index/0.json"
+    faulty_s3.fail(late="")
+    tiny.make(root, 1)
+    assert Root(root.url).missing() == [1, 2]  # shard 1 is there, and not yet listed
+    finished = tiny.finish(root)
+    name = Root(root.url).write_index()
+    assert [entry.shard for entry in open_index(root.store, name).shards] == [0]
+    faulty_s3.heal()
+    assert contents(finished) == unbroken
+    assert damage(Root(root.url), full=True) == []
+    pinned = open_index(root.store, Root(root.url).write_index()).shards
+    assert [entry.shard for entry in pinned] == [0, 1, 2]
+
+
+def test_what_a_late_listing_still_shows_is_in_no_index(tiny, bucket, faulty_s3):
+    root = tiny.finish(tiny.start(f"{bucket}/mixed"))
+    assert root.done() == [0, 1, 2]
+    faulty_s3.fail(late="")
+    root.discard(1, why="damaged")
+    assert root.done() == [0, 1, 2]
+    pinned = open_index(root.store, root.write_index()).shards
+    assert [entry.shard for entry in pinned] == [0, 2]
+    faulty_s3.heal()
+    assert root.missing() == [1]
+
+
+def test_files_that_are_listed_later_than_their_record_are_not_missing(tiny, bucket, faulty_s3):
+    root = tiny.start(f"{bucket}/mixed")
+    faulty_s3.fail(late=".tar")
+    tiny.finish(root)
+    assert damage(Root(root.url)) == []
+    assert len(open_index(root.store, root.write_index()).shards) == 3
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -19,8 +19,8 @@ import yaml
 
 from semix.data.root import Root
 from semix.data.verify import damage
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of
 from semix.pipeline.worker import main as worker
 from tests.integration.conftest import contents
 from tests.pipeline.roots import create_root

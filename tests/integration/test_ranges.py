@@ -13,7 +13,7 @@ import pytest
 from semix.data import leases
 from semix.data.ranges import Partition
 from semix.data.root import Root
-from semix.pipeline.root import build_of
+from semix.pipeline.plan import build_of
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from tests.integration.conftest import Tiny, contents, tiny_plan

@@ -17,8 +17,8 @@ from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.data.verify import damage
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes
-from semix.pipeline.root import build_of
 from semix.pipeline.worker import main as quiet_worker
 from tests.deploying import register
 from tests.family import below

@@ -13,7 +13,7 @@ from semix.data.settings import load_settings
 from semix.data.tar import GroupSample, read_tar
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.plan import BuildPlan
+from semix.pipeline.plan import BuildPlan, build_of
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.relabel import (
     IMAGES,
@@ -22,7 +22,7 @@ from semix.pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from semix.pipeline.root import build_of, create_build
+from semix.pipeline.root import create_build
 from semix.pipeline.worker import main as worker
 from tests.handmade import committed
 

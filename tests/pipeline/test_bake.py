@@ -9,8 +9,9 @@ from semix.data.root import Root
 from semix.data.verify import verify
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.relabel import label_stored, relabelled_config
-from semix.pipeline.root import build_of, extend_root
+from semix.pipeline.root import extend_root
 from tests.handmade import committed
 from tests.pipeline.roots import bake, contents, create_root, plan_of, relabel, samples, tars, work
 

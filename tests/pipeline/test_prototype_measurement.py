@@ -25,6 +25,7 @@ from semix.pipeline import prototype_measurement
 from semix.pipeline.annotate import class_prototypes
 from semix.pipeline.clip import ClipEncoder
 from semix.pipeline.config import AnnotationConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototype_measurement import FeatureChunks, similar_pairs
 from semix.pipeline.prototype_statistics import (
     Measurement,
@@ -34,7 +35,6 @@ from semix.pipeline.prototype_statistics import (
 )
 from semix.pipeline.prototypes import ensure_prototypes, measure, read_prototypes, unpack
 from semix.pipeline.provenance import annotation_identity
-from semix.pipeline.root import build_of
 from tests.pipeline.roots import altered, begun, create_root
 
 
@@ -130,7 +130,7 @@ def test_without_a_setting_the_cache_is_in_the_home_folder(monkeypatch):
 KILLED = """
 import os, sys
 from semix.data.root import Root
-from semix.pipeline.root import build_of
+from semix.pipeline.plan import build_of
 from semix.data.store import Store
 from semix.pipeline import prototype_measurement
 from semix.pipeline.prototypes import ensure_prototypes

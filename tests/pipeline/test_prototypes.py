@@ -12,8 +12,8 @@ from semix.data.machine import machine
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.data.verify import damage
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes, prepare, read_prototypes
-from semix.pipeline.root import build_of
 from tests.pipeline.roots import begun, create_root, made, samples, work
 
 

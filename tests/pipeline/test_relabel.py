@@ -23,6 +23,7 @@ from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.pipeline.annotate import build_annotator
 from semix.pipeline.config import AnnotationConfig
+from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import read_prototypes, unpack
 from semix.pipeline.relabel import (
     IMAGES,
@@ -33,7 +34,6 @@ from semix.pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from semix.pipeline.root import build_of
 from tests.handmade import committed
 from tests.pipeline.roots import (
     altered,

@@ -11,8 +11,8 @@ from semix.data.formats import PLAN, CommitRecord, record_name
 from semix.data.layout import next_extension, segment_of, write_extension
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.plan import BuildPlan
-from semix.pipeline.root import create_build, extend_root, open_build
+from semix.pipeline.plan import BuildPlan, open_build
+from semix.pipeline.root import create_build, extend_root
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from tests.command import semix

@@ -21,13 +21,11 @@ from semix.data.leases import claim
 from semix.data.ranges import Partition, parse_partition
 from semix.data.store import Store
 from semix.data.verify import verify
+from semix.pipeline.pending_shards import LeaseBackoff, PendingShards, ShardOrder
 from semix.pipeline.shard import make_batch
 from semix.pipeline.shard_job import Publish
 from semix.pipeline.worker import (
     DeviceError,
-    LeaseBackoff,
-    PendingShards,
-    ShardOrder,
     TooManyFailures,
     Worker,
     _is_transient,
@@ -606,8 +604,8 @@ def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
 
 
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("semix.pipeline.worker.REFRESH_S", 0.0)
-    monkeypatch.setattr("semix.pipeline.worker.REFRESH_INTERVAL_RATIO", 0)
+    monkeypatch.setattr("semix.pipeline.pending_shards.REFRESH_S", 0.0)
+    monkeypatch.setattr("semix.pipeline.pending_shards.REFRESH_INTERVAL_RATIO", 0)
     work = Numbers(tmp_path, count=100)
     queries = []
     make, is_done = work.make, work.is_done

@@ -21,8 +21,8 @@ from semix.pipeline.conditioning import mix
 from semix.pipeline.generators.schedulers import ddim_pair
 from semix.pipeline.noise import initial_noise, inversion_stability
 from semix.pipeline.noise.source import noise_digest, noise_source
+from semix.pipeline.plan import build_of
 from semix.pipeline.regeneration import regenerate
-from semix.pipeline.root import build_of
 from semix.pipeline.shard import load_models, mix_groups
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
