@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.accuracy_and_confidence import Result, interleaved, ratio
+from benchmarks.measure import Result, interleaved, ratio
 from semix.calib.batches import Batches
 from semix.calib.config import MaCCalConfig, TrainConfig
 from semix.calib.heads import (

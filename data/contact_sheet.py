@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from semix.data.errors import InputError
-from semix.data.images import decode_image
+from semix.data.formats import SeriesRecord
 from semix.data.pages import LIGHT
 from semix.data.printable import printable
 from semix.data.root import Root
@@ -163,16 +163,21 @@ def _draw_series(
     second.draw(draw, (NAME_WIDTH - GAP, middle), LIGHT.second, to_the_left=True)
     number = (NAME_WIDTH - GAP, top + height + 3)
     draw.text(number, f"series {record.group}", LIGHT.muted, SMALL, anchor="rt")
+    pixels = sample.pixels()
     for column, position in enumerate(order):
-        _draw_image(sheet, sample, position, (NAME_WIDTH + column * (CELL + GAP), top))
+        image, corner = Image.fromarray(pixels[position], "RGB"), NAME_WIDTH + column * (CELL + GAP)
+        _draw_image(sheet, image, record, position, (corner, top))
     first.draw(draw, (NAME_WIDTH + len(order) * (CELL + GAP), middle), LIGHT.first)
 
 
 def _draw_image(
-    sheet: Image.Image, sample: GroupSample, position: int, corner: tuple[int, int]
+    sheet: Image.Image,
+    image: Image.Image,
+    record: SeriesRecord,
+    position: int,
+    corner: tuple[int, int],
 ) -> None:
-    draw, record, (left, top) = ImageDraw.Draw(sheet), sample.record, corner
-    image = Image.fromarray(decode_image(sample.images[position]), "RGB")
+    draw, (left, top) = ImageDraw.Draw(sheet), corner
     sheet.paste(image.resize((CELL, CELL), Image.Resampling.BICUBIC), corner)
     text = f"{record.alphas[position]:.2f}  {record.weights[position]:.2f}"
     draw.text((left + CELL // 2, top + CELL + 3), text, LIGHT.ink, SMALL, anchor="mt")

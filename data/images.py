@@ -4,7 +4,7 @@ import io
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +72,29 @@ def decode_image(content: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     # Pillow's readers raise any error of their parsers: struct.error, SyntaxError, ...
     except Exception as error:
         raise ValueError(f"not a complete WebP, PNG or JPEG image: {error}") from None
+
+
+def decode_series(
+    images: Sequence[bytes], *, group: int, positions: Sequence[int] | None = None
+) -> np.ndarray:
+    """Decode the images of one series, or some of them, as `decode_image` does.
+
+    Args:
+        positions: of these images in their series; 0, 1, ... by default.
+    Returns:
+        uint8 [A, H, W, 3].
+    Raises:
+        ValueError: an image cannot be decoded, or they differ in size; it names series and image.
+    """
+    pixels = []
+    for position, content in zip(positions or range(len(images)), images, strict=True):
+        try:
+            pixels.append(decode_image(content))
+        except ValueError as error:
+            raise ValueError(f"group {group}, image {position}: {error}") from None
+    if len({image.shape for image in pixels}) > 1:
+        raise ValueError(f"group {group} has images of several sizes")
+    return np.stack(pixels)
 
 
 def scaled(pixels: np.ndarray, side: int) -> np.ndarray:

@@ -18,7 +18,6 @@ from semix.data.formats import (
     SeriesLabels,
     ShardLabels,
     record_name,
-    shard_stem,
     spec_digest,
 )
 from semix.data.records import Attempts, numbered_folders, record_infos
@@ -165,10 +164,6 @@ class LabelSet:
     def name(self, shard: int) -> str:
         """Name of the file of a shard's labels."""
         return record_name(shard, self.folder)
-
-    def stem(self, shard: int) -> str:
-        """`name` without its extension, for files that are stored beside the labels."""
-        return shard_stem(shard, self.folder)
 
     def record_failure(self, failure: Failure) -> None:
         """Write `failed/...N.json` of this set for the next free attempt number N."""

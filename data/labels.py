@@ -74,6 +74,17 @@ class SoftLabels:
         return labels.scatter_add_(-1, self.classes[groups, positions].long(), probabilities)
 
 
+def dense_labels(
+    labels: Sequence[SparseLabel], num_classes: int, *, dtype: Any = np.float32
+) -> np.ndarray:
+    """Sparse labels, in the format of records, as an array [n, K]."""
+    dense = np.zeros((len(labels), num_classes), dtype)
+    for row, label in enumerate(labels):
+        for target, probability in label:
+            dense[row, int(target)] = probability
+    return dense
+
+
 def sparse_arrays(series: Sequence[Sequence[SparseLabel]]) -> tuple[np.ndarray, np.ndarray]:
     """Turn the labels of some series, in the format of records, into arrays.
 

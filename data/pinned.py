@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from semix.data.errors import InputError
+from semix.data.features import FIRST, features_file, read_features
 from semix.data.formats import (
     PROTOTYPES,
-    File,
     SeriesLabels,
     SeriesRecord,
     ShardEntry,
@@ -16,9 +16,8 @@ from semix.data.formats import (
 from semix.data.index import Index, open_index
 from semix.data.label_sets import LabelSet, NotLabelled
 from semix.data.root import Root
-from semix.data.store import MAX_BYTES
 from semix.data.tar import GroupSample, read_shard
-from semix.data.tensors import read_tensors
+from semix.data.tensors import open_sealed
 from semix.data.threads import mapped
 
 if TYPE_CHECKING:  # torch costs seconds
@@ -129,12 +128,11 @@ class PinnedRoot:
         Raises:
             ValueError: the file is missing, damaged, or of another number of groups.
         """
-        file = self._features_file(shard)
-        features = self._tensor(file.name, "features", max_bytes=file.max_bytes)
-        if features.ndim != 3 or len(features) != shard.groups:
-            size = "x".join(map(str, features.shape))
-            raise ValueError(f"{file.name}: holds {size} values, wanted {shard.groups} groups")
-        features = features.float()
+        import torch
+
+        file, images = features_file(shard, self.label_set), self.root.plan.images_per_group
+        arrays = read_features(self.store, file, groups=shard.groups, images=images)
+        features = torch.from_numpy(arrays[FIRST]).float()
         return features / features.norm(dim=-1, keepdim=True) if self._unit_length else features
 
     @cached_property
@@ -146,9 +144,14 @@ class PinnedRoot:
             ValueError: they are damaged.
         """
         name = PROTOTYPES if self.label_set is None else self.label_set.prototypes
-        if not self.store.exists(name):
-            raise InputError("url", self.root.url, f"holds no {name}; run `semix resume`")
-        return self._tensor(name, "unit" if self._unit_length else "prototypes").float()
+        try:
+            content = self.store.get(name)
+        except FileNotFoundError:
+            raise InputError("url", self.root.url, f"holds no {name}; run `semix resume`") from None
+        import torch
+
+        arrays, _ = open_sealed(content, where=name)
+        return torch.from_numpy(arrays["unit" if self._unit_length else "prototypes"])
 
     def _labels_of(self, shard: ShardEntry) -> Labels:
         assert self.label_set is not None
@@ -167,32 +170,12 @@ class PinnedRoot:
             remedy = f"{problem}; run `semix relabel {self.root.url}` with its settings again"
             raise InputError("labels", self.label_set.digest[:12], remedy)
 
-    def _features_file(self, shard: ShardEntry) -> File:
-        """The file of features of a shard, or that of a label set with another encoder."""
-        feature_source = self.label_set.feature_source if self.label_set else None
-        if feature_source is None:
-            return shard.features
-        header = feature_source.header(shard.shard)
-        if header is None or header.images != shard.sha256 or header.features is None:
-            raise ValueError(f"{feature_source.name(shard.shard)}: has no features of {shard.tar}")
-        return header.features
-
     @property
     def _unit_length(self) -> bool:
         """Whether features and prototypes are normalised before they are compared."""
         if self.label_set is None:
             return self.root.plan.normalize
         return bool(self.label_set.record.annotation.get("normalize", False))
-
-    def _tensor(self, name: str, key: str, *, max_bytes: int = MAX_BYTES) -> "Tensor":
-        try:
-            content = self.store.get(name, max_bytes=max_bytes)
-        except FileNotFoundError:
-            raise ValueError(f"{name}: is not there") from None
-        tensors, _ = read_tensors(content, where=name)
-        if key not in tensors:
-            raise ValueError(f"{name}: holds no tensor {key!r}")
-        return tensors[key]
 
 
 def shard_urls(url: str, *, index: str | None = None) -> list[str]:

@@ -15,7 +15,8 @@ from webdataset.utils import pytorch_worker_info
 from semix.data.exclusion import Exclusion
 from semix.data.fingerprint import derived_seed
 from semix.data.formats import SeriesRecord, ShardEntry
-from semix.data.images import decode_image
+from semix.data.images import decode_series
+from semix.data.labels import dense_labels
 from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter
@@ -175,7 +176,7 @@ def _image(sample: _Encoded, num_classes: int | None) -> Sample:
     return {
         "__key__": f"{group_key(record.group)}-{position:02d}",
         "image": image.copy(),  # writable, as torch requires
-        "label": label if num_classes is None else _dense([label], num_classes)[0],
+        "label": label if num_classes is None else dense_labels([label], num_classes)[0],
         "position": position,
         "alpha": record.alphas[position],
         "weight": record.weights[position],
@@ -187,28 +188,17 @@ def _series(sample: _Encoded, num_classes: int | None) -> Sample:
     labels = record.labels
     return {
         "__key__": group_key(record.group),
-        "images": np.stack(_pixels(sample)),
-        "labels": labels if num_classes is None else _dense(labels, num_classes),
+        "images": _pixels(sample),
+        "labels": labels if num_classes is None else dense_labels(labels, num_classes),
         "alphas": np.array(record.alphas, dtype=np.float32),
         "weights": np.array(record.weights, dtype=np.float32),
     }
 
 
-def _pixels(sample: _Encoded) -> list[np.ndarray]:
-    images = []
-    for position, content in zip(sample.positions, sample.contents, strict=True):
-        try:
-            images.append(decode_image(content))
-        except ValueError as error:
-            which = f"{sample.tar}: group {sample.record.group}, image {position}"
-            raise ValueError(f"{which}: {error}; run `semix verify --full`") from None
-    return images
-
-
-def _dense(labels: Sequence[Sequence[Sequence[float]]], num_classes: int) -> np.ndarray:
-    """Sparse labels as an array, float32 [n, K]."""
-    dense = np.zeros((len(labels), num_classes), dtype=np.float32)
-    for row, label in enumerate(labels):
-        for target, probability in label:
-            dense[row, int(target)] = probability
-    return dense
+def _pixels(sample: _Encoded) -> np.ndarray:
+    """uint8 [n, H, W, 3]."""
+    group, positions = sample.record.group, sample.positions
+    try:
+        return decode_series(sample.contents, group=group, positions=positions)
+    except ValueError as error:
+        raise ValueError(f"{sample.tar}: {error}; run `semix verify --full`") from None

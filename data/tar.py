@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, get_args
 
+import numpy as np
+
 from semix.data.formats import ImageFormat, SeriesRecord, ShardEntry
+from semix.data.images import decode_series
 from semix.data.tar_hashes import check_tar
 
 if TYPE_CHECKING:
@@ -53,6 +56,10 @@ class GroupSample:
     record: SeriesRecord
     images: list[bytes]
     extension: str
+
+    def pixels(self) -> np.ndarray:
+        """uint8 [A, H, W, 3]. Raises ValueError, which names the series and the image."""
+        return decode_series(self.images, group=self.record.group)
 
 
 @dataclass(frozen=True)
@@ -144,17 +151,26 @@ def read_shard(
             hashing = Hashing(file)
             buffered = io.BufferedReader(hashing, 2**20) if hashed else file
             samples = read_tar(buffered, max_bytes=entry.bytes)
-            yield from _checked_samples(samples, entry, num_classes)
+            yield from checked_samples(samples, entry, num_classes=num_classes)
             if hashed and hashing.hexdigest() != entry.sha256:
                 raise ValueError("does not have the recorded SHA-256")
     except ValueError as error:
         raise ValueError(f"{entry.tar}: {error}") from None
 
 
-def _checked_samples(
-    samples: Iterator[GroupSample], entry: ShardEntry, num_classes: int | None
+def checked_samples(
+    samples: Iterator[GroupSample],
+    entry: ShardEntry,
+    *,
+    num_classes: int | None = None,
+    num_images: int | None = None,
 ) -> Iterator[GroupSample]:
-    """The same samples; raises ValueError where they differ from the record."""
+    """The same samples; raises ValueError where they differ from the record of their shard.
+
+    Args:
+        num_classes, num_images: of the plan: no record may name a class beyond, and every series
+            has as many images.
+    """
     expected = entry.group_numbers
     count = 0
     for count, sample in enumerate(samples, start=1):
@@ -165,9 +181,11 @@ def _checked_samples(
         labels |= {target for row in sample.record.labels for target, _ in row}
         if num_classes is not None and max(labels) >= num_classes:
             raise ValueError(f"group {group} names class {max(labels)}, the plan has {num_classes}")
+        if num_images not in (None, len(sample.images)):
+            raise ValueError(f"group {group} has {len(sample.images)} images, not {num_images}")
         yield sample
     if count != len(expected):
-        raise ValueError(f"{count} groups, its record says {len(expected)}")
+        raise ValueError(f"holds {count} groups, its record says {len(expected)}")
 
 
 class _SeriesMembers(NamedTuple):

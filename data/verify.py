@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from semix.data.errors import TooLarge
+from semix.data.features import read_features
 from semix.data.formats import (
     DISCARDED,
     PROTOTYPES,
@@ -21,7 +22,6 @@ from semix.data.formats import (
     Plan,
     ShardEntry,
 )
-from semix.data.images import decode_image
 from semix.data.index import index_names, iterate_index
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.leases import claim, release
@@ -36,8 +36,8 @@ from semix.data.records import (
 )
 from semix.data.root import REMEDY, Root
 from semix.data.store import FileInfo
-from semix.data.tar import GroupSample, Hashing, read_tar
-from semix.data.tensors import open_sealed, read_arrays
+from semix.data.tar import Hashing, checked_samples, read_tar
+from semix.data.tensors import open_sealed
 from semix.data.threads import mapped
 
 log = logging.getLogger("semix.build")
@@ -146,57 +146,24 @@ def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
 
 
 def _series_problem(file: io.BufferedReader, entry: ShardEntry, root: Root) -> str | None:
-    groups = []
+    sizes = {"num_classes": root.num_classes, "num_images": root.plan.images_per_group}
     try:
-        for sample in read_tar(file, max_bytes=entry.bytes):
-            groups.append(sample.record.group)
-            _check_series(sample, root)
+        for sample in checked_samples(read_tar(file, max_bytes=entry.bytes), entry, **sizes):
+            sample.pixels()
     except ValueError as error:
         return str(error)
-    if groups != entry.group_numbers:
-        return f"holds {len(groups)} groups that are not those of its record"
     return None
 
 
-def _check_series(sample: GroupSample, root: Root) -> None:
-    record, images, classes = sample.record, root.plan.images_per_group, root.num_classes
-    if len(sample.images) != images:
-        raise ValueError(f"group {record.group} has {len(sample.images)} images, not {images}")
-    label_classes = {*record.classes, *(target for label in record.labels for target, _ in label)}
-    if max(label_classes) >= classes:
-        raise ValueError(f"group {record.group} names class {max(label_classes)} of {classes}")
-    shapes = set()
-    for position, image in enumerate(sample.images):
-        try:
-            shapes.add(decode_image(image).shape)
-        except ValueError as error:
-            raise ValueError(f"group {record.group}, image {position}: {error}") from None
-    if len(shapes) > 1:
-        raise ValueError(f"group {record.group} has images of several sizes")
-
-
 def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
+    file, images = entry.features, root.plan.images_per_group
     try:
-        content = root.store.get(entry.features.name, max_bytes=entry.features.max_bytes)
-    except TooLarge as error:
-        yield str(error)
-        return
-    if hashlib.sha256(content).hexdigest() != entry.features.sha256:
-        yield "does not have the recorded SHA-256"
-    try:
-        tensors, _ = read_arrays(content, where="features")
+        arrays = read_features(root.store, file, groups=entry.groups, images=images)
     except ValueError as error:
-        yield f"damaged safetensors: {error}"
+        yield str(error).removeprefix(f"{file.name}: ")
         return
-    if "features" not in tensors:
-        yield "has no tensor 'features'"
-    sizes = (entry.groups, root.plan.images_per_group)
-    for name, tensor in sorted(tensors.items()):
-        if tensor.ndim != 3 or tensor.shape[:2] != sizes:
-            yield f"{name} has shape {list(tensor.shape)}, not [{sizes[0]}, {sizes[1]}, width]"
-        if tensor.dtype != np.float16:
-            yield f"{name} is {tensor.dtype}, not float16"
-        elif not np.isfinite(tensor).all():
+    for name, array in sorted(arrays.items()):
+        if not np.isfinite(array).all():
             yield f"{name} holds values that are not finite"
 
 

@@ -1,9 +1,9 @@
 """Bake labels into a new root: the same images byte for byte, and other labels in each KEY.json."""
 
-import hashlib
 from collections.abc import Iterator
 
 from semix.data.errors import InputError
+from semix.data.features import features_file, stored_features
 from semix.data.formats import PLAN, PROTOTYPES, CommitRecord, Plan, shard_stem
 from semix.data.label_sets import LabelSet
 from semix.data.layout import write_extension
@@ -13,7 +13,7 @@ from semix.data.tar import GroupSample, write_tar
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.provenance import labelling_encoders
-from semix.pipeline.relabel import features_file, series_of
+from semix.pipeline.relabel import series_of
 from semix.pipeline.shard_writer import Stopwatch, publish_shard
 
 
@@ -77,7 +77,7 @@ def bake_shard(
             target,
             shard,
             staged,
-            _features(record, source, labels),
+            stored_features(source.store, features_file(record, labels)),
             clock=clock,
             groups=record.groups,
             first=record.first,
@@ -132,12 +132,3 @@ def _series(
         if new_labels is not None:
             series = series.with_labels(new_labels[series.group])
         yield GroupSample(series, sample.images, sample.extension)
-
-
-def _features(record: CommitRecord, source: Root, labels: LabelSet | None) -> bytes:
-    """Content of the features file that these labels were made from."""
-    file = features_file(record, labels)
-    content = source.store.get(file.name, max_bytes=file.max_bytes)
-    if hashlib.sha256(content).hexdigest() != file.sha256:
-        raise ValueError(f"{file.name}: does not have the recorded SHA-256")
-    return content

@@ -16,7 +16,7 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.model_paths import NotLocal
 from semix.pipeline.noise.cost import noise_cost
-from semix.pipeline.plan import BuildPlan, ShardSpec
+from semix.pipeline.plan import BuildPlan
 
 TERA = 1e12
 BLOCK = 512  # of a tar: one header per member, contents rounded up
@@ -72,13 +72,6 @@ class SeriesCost:
         model = self.generator
         generated = computed * (self.rows * model.row + self.images * model.decode)
         return (generated + groups * self.images * self.clip + noise_rows * model.row) / TERA
-
-    def shard_tflop(self, plan: BuildPlan, spec: ShardSpec) -> float:
-        """TFLOP of one shard, noise selection included; all shards sum to the build."""
-        groups = spec.stop - spec.start
-        computed = _whole_batches(groups, plan)
-        noise = noise_rows(plan) * computed / computed_groups(plan)
-        return self.tflop(groups=groups, computed=computed, noise_rows=noise)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from semix.data.contact_sheet import read_series
 from semix.data.device import device_name
 from semix.data.errors import InputError
 from semix.data.formats import PROTOTYPES
-from semix.data.images import decode_image
 from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.pipeline.plan import BuildPlan, build_of
@@ -80,8 +79,7 @@ def compare(root: Root, count: int, *, device: str = "auto") -> Iterator[SeriesC
             continue
         group = record.group_numbers[0]
         (stored,) = read_series(root, [group])
-        pairs = zip(stored.images, _regenerated(plan, models, group).images, strict=True)
-        differences = [_difference(*pair) for pair in pairs]
+        differences = _differences(stored, _regenerated(plan, models, group))
         changes = {
             name: (then, now.get(name, "none"))
             for name, then in sorted(record.versions.items())
@@ -94,17 +92,16 @@ def compare(root: Root, count: int, *, device: str = "auto") -> Iterator[SeriesC
 
 def same_pixels(first: GroupSample, second: GroupSample) -> bool:
     """Whether two series show exactly the same images."""
-    if len(first.images) != len(second.images):
-        return False
-    return not any(map(_difference, first.images, second.images))
+    return len(first.images) == len(second.images) and not any(_differences(first, second))
 
 
-def _difference(first: bytes, second: bytes) -> int:
-    """The largest difference of a channel; 255 for images of different sizes."""
-    pixels = [decode_image(content).astype(np.int16) for content in (first, second)]
+def _differences(first: GroupSample, second: GroupSample) -> list[int]:
+    """The largest difference of a channel in each image; 255 for series of different sizes."""
+    pixels = [sample.pixels().astype(np.int16) for sample in (first, second)]
     if pixels[0].shape != pixels[1].shape:
-        return 255
-    return int(np.abs(pixels[0] - pixels[1]).max())
+        return [255] * len(first.images)
+    maxima: list[int] = np.abs(pixels[0] - pixels[1]).max(axis=(1, 2, 3)).tolist()
+    return maxima
 
 
 def _prototypes(root: Root, field: str, value: object, shard: int) -> bytes:

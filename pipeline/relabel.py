@@ -5,7 +5,6 @@ root, from another set that encoded the images with the same models, or from the
 encoded again.
 """
 
-import hashlib
 import json
 import re
 import shlex
@@ -15,24 +14,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from semix.data.errors import InputError, TooLarge
+from semix.data.errors import InputError
+from semix.data.features import (
+    features_content,
+    features_file,
+    publish_features,
+    read_features,
+)
 from semix.data.fingerprint import fingerprint
 from semix.data.formats import (
     PROTOTYPES,
     CommitRecord,
     Failure,
-    File,
     LabelSetRecord,
     SeriesLabels,
 )
-from semix.data.images import decode_image
 from semix.data.label_sets import IMAGES, ROOT, LabelSet, create_set, label_sets
 from semix.data.root import Root
 from semix.data.settings import load_settings, read_yaml
 from semix.data.splits import RealDataConfig
 from semix.data.store import Store
 from semix.data.tar import GroupSample, read_shard
-from semix.data.tensors import read_tensors
 from semix.data.threads import mapped
 from semix.pipeline.config import AnnotationConfig, BuildConfig
 from semix.pipeline.plan import BuildPlan, MixGroup
@@ -313,60 +315,13 @@ class LabelledShard:
         """Publish the labels, in one object; return False if the images have labels already."""
         record, labels, file = self.record, self.labels, None
         if labels.record.features == IMAGES:  # new features are stored with this set
-            file = store_features(labels.store, self.features, stem=labels.stem(record.shard))
+            file = publish_features(
+                labels.store,
+                features_content(self.features),
+                shard=record.shard,
+                folder=labels.folder,
+            )
         return labels.commit(record.shard, images=record.sha256, groups=self.series, features=file)
-
-
-def features_file(record: CommitRecord, labels: LabelSet | None) -> File:
-    """The stored features that labels of a shard are made from.
-
-    Raises:
-        ValueError: the set that stores the features has none for the present shard.
-    """
-    feature_source = labels.feature_source if labels else None
-    if feature_source is None:
-        return record.features
-    header = feature_source.header(record.shard)
-    if header is None or header.images != record.sha256 or header.features is None:
-        raise ValueError(
-            f"labels/{feature_source.digest[:12]} has no features of shard {record.shard} as it "
-            "is now; complete that set first"
-        )
-    return header.features
-
-
-def read_stored(store: Store, file: File, groups: Sequence[MixGroup]) -> Features:
-    """Read stored features of a shard.
-
-    Raises:
-        ValueError: the file is missing, not as recorded, or of other series.
-    """
-    try:
-        content = store.get(file.name, max_bytes=file.max_bytes)
-    except FileNotFoundError:
-        raise ValueError(f"{file.name}: the shard's features are not there") from None
-    except TooLarge as error:
-        raise ValueError(str(error)) from None  # a fault of this shard, like other damage
-    if hashlib.sha256(content).hexdigest() != file.sha256:
-        raise ValueError(f"{file.name}: does not have the recorded SHA-256")
-    tensors, _ = read_tensors(content, where=file.name)
-    expected = (len(groups), len(groups[0].mixture))
-    for key, tensor in tensors.items():
-        if tensor.ndim != 3 or tensor.shape[:2] != expected:
-            shape = f"{key} is of shape {list(tensor.shape)}, not {[*expected]}, D"
-            raise ValueError(f"{file.name}: {shape}")
-    return {key: tensor.float() for key, tensor in tensors.items()}
-
-
-def store_features(store: Store, features: Features, *, stem: str) -> File:
-    """Store features as fp16 under a name that carries their hash."""
-    from safetensors.torch import save
-
-    content = save({key: tensor.half().contiguous() for key, tensor in features.items()})
-    digest = hashlib.sha256(content).hexdigest()
-    name = f"{stem}-{digest[:8]}.features.safetensors"
-    store.create(name, content)  # an existing file of this name has the same content
-    return File(name=name, sha256=digest, bytes=len(content))
 
 
 def encode_images(
@@ -426,7 +381,11 @@ def _features(
         return encode_images(
             labels.store, record, groups, annotator=annotator, batch=batch, heartbeat=heartbeat
         )
-    return read_stored(labels.store, features_file(record, labels), groups)
+    import torch
+
+    sizes = {"groups": len(groups), "images": len(groups[0].mixture)}
+    arrays = read_features(labels.store, features_file(record, labels), **sizes)
+    return {name: torch.from_numpy(array).float() for name, array in arrays.items()}
 
 
 def _batches(
@@ -434,19 +393,15 @@ def _batches(
 ) -> Iterator[np.ndarray]:
     images: list[np.ndarray] = []
     for sample in series_of(store, record, groups):
-        images += _decode(sample, record)
+        try:
+            images += list(sample.pixels())
+        except ValueError as error:
+            raise ValueError(f"{record.tar}: {error}") from None
         while len(images) >= size:
             yield _stack(images[:size], record)
             images = images[size:]
     if images:
         yield _stack(images, record)
-
-
-def _decode(sample: GroupSample, record: CommitRecord) -> list[np.ndarray]:
-    try:
-        return [decode_image(image) for image in sample.images]
-    except ValueError as error:
-        raise ValueError(f"{record.tar}: group {sample.record.group}: {error}") from None
 
 
 def _stack(images: list[np.ndarray], record: CommitRecord) -> np.ndarray:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save
 from torch import Tensor
 
 from semix.data.device import device_name, resolve_device
 from semix.data.errors import InputError
+from semix.data.features import features_content
 from semix.data.formats import (
     CommitRecord,
     Labels,
@@ -166,12 +166,12 @@ class GeneratedShard:
         wall_seconds = clock.wall
         clock.add("stall", wall_seconds - self.made_at)
         with self.files:
-            features = {name: torch.cat(rows).half() for name, rows in results.features.items()}
+            features = {name: torch.cat(rows) for name, rows in results.features.items()}
             return publish_shard(
                 self.root,
                 spec.index,
                 self.staged,
-                save(features),
+                features_content(features),
                 clock=clock,
                 groups=spec.stop - spec.start - len(results.left_out),
                 first=spec.start,

@@ -11,12 +11,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from semix.data.features import publish_features
 from semix.data.formats import (
+    SHARDS,
     CommitRecord,
-    File,
     SeriesRecord,
     ShardStage,
-    features_name,
     spec_digest,
     tar_name,
 )
@@ -99,16 +99,14 @@ def publish_shard(
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         tar, size = tar_name(shard, digest), staged.stat().st_size
         root.store.publish(staged, tar)
-        sha256 = hashlib.sha256(features).hexdigest()
-        features_file = File(name=features_name(shard, sha256), sha256=sha256, bytes=len(features))
-        root.store.put(features_file.name, features)
+        file_of_features = publish_features(root.store, features, shard=shard, folder=SHARDS)
     record = CommitRecord(
         spec=spec_digest(root.plan.digest, shard),
         shard=shard,
         tar=tar,
         sha256=digest,
         bytes=size,
-        features=features_file,
+        features=file_of_features,
         seconds=dict(clock.seconds),
         attempt=1 + root.attempts(shard),
         worker=f"{socket.gethostname()}:{os.getpid()}",

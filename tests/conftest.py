@@ -17,10 +17,9 @@ from semix.data.real import RealDataConfig, RealDataset, load_real
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.plan import build_of
 from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_build
 from semix.pipeline.standins import StandIns, tiny_recipe, train_standins
-from tests.pipeline.roots import create_root
 
 # The same draws every time: what fails is the change, not the draw.
 settings.register_profile("repeatable", derandomize=True)
@@ -145,15 +144,16 @@ def hasty_config(make_config: Callable[..., BuildConfig], hasty_standins: StandI
 def built(hasty_config: BuildConfig, shared: Shared) -> Root:
     """A complete root, as a worker makes it; tests must not change it."""
 
-    def build(folder: Path) -> None:
+    def make(folder: Path) -> None:
         from semix.pipeline.worker import main as worker
 
-        root = create_root(hasty_config, str(folder / "mixed"))
-        ensure_prototypes(build_of(root), device="cpu")
+        build = create_build(hasty_config, str(folder / "mixed"))
+        ensure_prototypes(build, device="cpu")
+        root = build.root
         assert worker([root.url, "--device", "cpu"]) == 0
         root.write_index()
 
-    return Root(str(shared("built", build) / "mixed"))
+    return Root(str(shared("built", make) / "mixed"))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from semix.data.formats import (
     LabelSetRecord,
     SeriesLabels,
     SeriesRecord,
+    shard_stem,
 )
 from semix.data.label_sets import create_set
 from semix.data.root import Root
@@ -90,12 +91,16 @@ def label_set(
     record |= {"annotation": {}, "encoders": {}}
     digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
     labels = create_set(root, LabelSetRecord(digest=digest, **record))
-    root.store.put(labels.prototypes, save({"prototypes": prototype_length * VECTORS}))
+    root.store.put(labels.prototypes, whole_roots.prototypes(prototype_length * VECTORS))
     for shard, images in committed(root).items():
         records = [s.record for s in read_shard(root.store, images)]
         series_labels = [SeriesLabels(group=r.group, **r.label_fields()) for r in records]
         rows = np.stack([features.get(r.group, features_of(r)) for r in records])
-        file = _stored(root.store, labels.stem(shard), rows) if source == "images" else None
+        file = (
+            _stored(root.store, shard_stem(shard, labels.folder), rows)
+            if source == "images"
+            else None
+        )
         labels.commit(shard, images=images.sha256, groups=series_labels, features=file)
     return labels.digest
 

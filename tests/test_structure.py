@@ -58,6 +58,21 @@ def test_imports_go_down_only():
                 assert not is_checked or target in allowed, f"{path.relative_to(ROOT)}: {module}"
 
 
+def test_benchmarks_import_names_that_are_there():
+    """Most of them run by hand only, so a name that was moved would be missed."""
+    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+        for name in imported(path):
+            module, _, attribute = name.rpartition(".")
+            if not module.startswith(("benchmarks", "tests")):
+                continue
+            folder = ROOT / module.replace(".", "/")
+            file = next(
+                f for f in (folder.with_suffix(".py"), folder / "__init__.py") if f.exists()
+            )
+            is_there = (folder / f"{attribute}.py").exists() or attribute in file.read_text()
+            assert is_there, f"{path.relative_to(ROOT)}: {name}"
+
+
 def test_every_folder_with_code_is_a_package_of_the_distribution():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}

@@ -10,9 +10,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from benchmarks.accuracy_and_confidence import Result
 from benchmarks.gpu.bench import Bench, check_activations
 from benchmarks.head import train_in_loop
+from benchmarks.measure import Result
 from semix.calib.config import TrainConfig
 from semix.calib.network import Network
 from semix.calib.real_data import TrainingData

@@ -40,7 +40,7 @@ from semix.flows.study_builds import (
     is_built,
     mixed_plans,
     models_for,
-    open_build,
+    open_mixed_root,
     write_mixed_csv,
 )
 
@@ -165,7 +165,7 @@ class GpuStudy:
 
         plan = next(plan for plan in self.plans if plan.url == url)
         models = models_for(plan, self.plans, self.study, self.out, device=self.device)
-        root, _ = open_build(plan, models)
+        root, _ = open_mixed_root(plan, models)
         status = work([root.url, "--device", self.device])
         if status == 0:
             root.write_index()

@@ -9,7 +9,6 @@ import numpy as np
 
 from semix.data.files import write_atomically
 from semix.data.formats import Flag
-from semix.data.images import decode_image
 from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.tar import GroupSample
 from semix.pipeline.audit import Audit
@@ -165,7 +164,7 @@ def _figure(audit: Audit, row: int, sample: GroupSample) -> SeriesFigure:
     disagreement = float(np.nan_to_num(audit.facts.series.disagreement[row], nan=-1).max())
     if disagreement >= 0:
         notes.append(f"encoders differ by {disagreement:.2f}")
-    images = [decode_image(content) for content in sample.images]
+    images = list(sample.pixels())
     return series_figure(sample.record, images, note=", ".join(notes))
 
 

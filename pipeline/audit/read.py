@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semix.data.errors import InputError
 from semix.data.formats import SeriesRecord, ShardEntry
-from semix.data.images import decode_image
+from semix.data.labels import dense_labels
 from semix.data.machine import cores
 from semix.data.pinned import PinnedRoot
 from semix.data.quality import read_end_points
@@ -83,11 +83,11 @@ def examine(
         ValueError: an image cannot be decoded, or the images differ in size.
     """
     record = sample.record
-    images = _decode(sample)
+    images = sample.pixels()
     alphas = np.array(record.alphas, dtype=np.float32)
     end_points = read_end_points(record.mixtures, record.classes, features, vectors)
     pictures = measure_pictures(images, alphas)
-    labels = _dense(record.labels, len(vectors))
+    labels = dense_labels(record.labels, len(vectors), dtype=np.float64)
     series = SeriesFacts(
         group=np.array(record.group),
         shard=np.array(shard),
@@ -126,22 +126,6 @@ def _by_field(join: Callable[[Any], np.ndarray], rows: Sequence[Any]) -> Any:
     if isinstance(rows[0], np.ndarray):
         return join(rows)
     return type(rows[0])(*(_by_field(join, column) for column in zip(*rows, strict=True)))
-
-
-def _decode(sample: GroupSample) -> np.ndarray:
-    """uint8 [A, H, W, 3]."""
-    try:
-        return np.stack([decode_image(image) for image in sample.images])
-    except ValueError as error:
-        raise ValueError(f"group {sample.record.group}: {error}") from None
-
-
-def _dense(labels: Sequence[Sequence[Sequence[float]]], num_classes: int) -> np.ndarray:
-    dense = np.zeros((len(labels), num_classes))
-    for row, sparse in enumerate(labels):
-        for target, probability in sparse:
-            dense[row, int(target)] = probability
-    return dense
 
 
 def _entropy(labels: np.ndarray) -> np.ndarray:

@@ -205,7 +205,7 @@ def test_features_that_are_gone_are_named(tmp_path, records):
     root = featured.root_of(tmp_path, [samples()])
     name = committed(root)[0].features.name
     root.store.delete(name)
-    with pytest.raises(ValueError, match=f"{name}: is not there"):
+    with pytest.raises(ValueError, match=f"{name}: the shard's features are not there"):
         read_decisions(Exclusion(end_points=True), records, root=root)
 
 

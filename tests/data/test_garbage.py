@@ -176,7 +176,7 @@ def test_features_that_waited_for_prototypes(root):
 
 def test_features_of_a_label_set_that_no_labels_name(root):
     labels = label_set(root, features="images")
-    used, stray = (f"{labels.stem(1)}-{n * 8}.features.safetensors" for n in "12")
+    used, stray = (f"{shard_stem(1, labels.folder)}-{n * 8}.features.safetensors" for n in "12")
     for name in (used, stray):
         root.store.put(name, b"abc")
     groups = [labels_of(group) for group in (2, 3)]

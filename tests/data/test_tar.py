@@ -178,7 +178,7 @@ def test_a_shard_is_read_as_its_record_says(tmp_path):
     assert list(read_shard(root.store, record, num_classes=3)) == [sample(g) for g in (3, 4, 5)]
     name, left_out = record.tar, [LeftOut(group=4, reason="flat")]
     for changes, message in [
-        ({"groups": 4}, f"{name}: 3 groups, its record says 4"),
+        ({"groups": 4}, f"{name}: holds 3 groups, its record says 4"),
         ({"groups": 2}, f"{name}: holds group 5, its record says otherwise"),
         ({"first": 2}, f"{name}: holds group 3, its record says otherwise"),
         ({"groups": 2, "left_out": left_out}, f"{name}: holds group 4, its record says otherwise"),

@@ -77,11 +77,11 @@ def test_a_flipped_bit_is_seen_by_a_full_look_alone(root, place):
     ("samples", "reason"),
     [
         ([sample(2)], "holds 1 groups"),
-        ([sample(2), sample(4)], "holds 2 groups"),
+        ([sample(2), sample(4)], "holds group 4, its record says otherwise"),
         ([sample(2), sample(3, 3)], "group 3 has 3 images, not 2"),
         ([sample(2), sample(3, labels=[[[0, 1.0]]])], "labels has 1 entries, not 2"),
         ([sample(2), sample(3, labels=[[[0, 0.7], [1, 0.7]]] * 2)], "sums to 1.4, not 1"),
-        ([sample(2), sample(3, labels=[[[9, 1.0]]] * 2)], "group 3 names class 9 of 3"),
+        ([sample(2), sample(3, labels=[[[9, 1.0]]] * 2)], "group 3 names class 9, the plan has 3"),
         ([sample(2), sample(3, weights=[0.5])], "labels has 2 entries, not 1"),
     ],
 )

@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from prefect import flow
@@ -39,7 +40,7 @@ from semix.flows.slots.slot import (
     run_lease,
     worker_arguments,
 )
-from semix.pipeline.plan import build_of
+from semix.pipeline.plan import Build
 from semix.pipeline.relabel import RelabelJob
 from semix.pipeline.shard_job import BuildJob, ShardJob
 from tests.handmade import committed, make_root
@@ -364,16 +365,17 @@ def killed(root: Root, *held: int | str) -> ChildExit:
 @pytest.fixture(params=["images", "labels"])
 def work(request, small) -> ShardJob:
     """A job, to make images or labels, whose shard 0 is done and whose shards 1 and 2 are not."""
+    plan = SimpleNamespace(num_shards=3)
     if request.param == "images":
         for shard in (1, 2):
             small.discard(shard)
-        return BuildJob(build_of(small))
+        return BuildJob(Build(small, plan))
     fields = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
     labels = create_set(small, LabelSetRecord(digest="ab" * 32, plan=small.plan.digest, **fields))
     records = [sample.record for sample in read_shard(small.store, committed(small)[0])]
     groups = [SeriesLabels(group=r.group, **r.label_fields()) for r in records]
     labels.commit(0, images=small.record(0).sha256, groups=groups)
-    return RelabelJob(labels, build_of(labels.root).plan)
+    return RelabelJob(labels, plan)
 
 
 @pytest.mark.process

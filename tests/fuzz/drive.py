@@ -22,7 +22,7 @@ from tests.fuzz.mutations import mutate
 from tests.fuzz.targets import FILES, Target, attempt, targets
 
 PROPORTIONS = {"shard": 7, "image": 4, "group": 3, "index": 2}
-PROPORTIONS |= dict.fromkeys(("plan", "pairs", *FILES), 1)
+PROPORTIONS |= dict.fromkeys(("plan", *FILES), 1)
 
 
 def main() -> int:

@@ -281,9 +281,9 @@ def test_a_root_is_begun_without_torch(hasty_config, tmp_path):
     script = """
 import sys
 from semix.pipeline.config import BuildConfig
-from tests.pipeline.roots import create_root
+from semix.pipeline.root import create_build
 
-create_root(BuildConfig.model_validate_json(sys.argv[1]), sys.argv[2])
+create_build(BuildConfig.model_validate_json(sys.argv[1]), sys.argv[2])
 print("torch" in sys.modules, "open_clip" in sys.modules)
 """
     command = [sys.executable, "-c", script, hasty_config.model_dump_json(), str(tmp_path / "new")]

@@ -78,7 +78,7 @@ def test_stored_features_need_no_clip_and_no_images(root, hasty_standins, monkey
 
     monkeypatch.setattr("open_clip.create_model_and_transforms", refuse)
     monkeypatch.setattr("open_clip.create_model", refuse)
-    monkeypatch.setattr("semix.pipeline.relabel.decode_image", refuse)
+    monkeypatch.setattr("semix.data.images.decode_image", refuse)
     labels = relabel(root, "scale=2.0")
     assert labels.missing() == []
     assert labels.failures() == {}
@@ -256,7 +256,7 @@ def test_damaged_features_and_images_are_named_and_stop_no_other_shard(root, oth
     assert work(root, "--labels", image_labels.digest) == 1
     assert image_labels.missing() == [3]
     failure = image_labels.failures()[3][0]
-    assert failure.message.startswith(f"{entries[3].tar}: group 18: not a complete")
+    assert failure.message.startswith(f"{entries[3].tar}: group 18, image 0: not a complete")
     assert failure.group == 18
 
 

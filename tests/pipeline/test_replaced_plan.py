@@ -101,13 +101,13 @@ import sys
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_root
+from semix.pipeline.root import create_build
 path, url = sys.argv[1:]
 config = load_settings(BuildConfig, path)
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    print(create_root(config, url).plan.digest, flush=True)
+    print(create_build(config, url).plan.digest, flush=True)
 except InputError as error:
     print(error.field, flush=True)
 sys.stdin.readline()  # it lives, as a build does
