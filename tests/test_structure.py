@@ -66,10 +66,9 @@ def test_benchmarks_import_names_that_are_there():
             if not module.startswith(("benchmarks", "tests")):
                 continue
             folder = ROOT / module.replace(".", "/")
-            file = next(
-                f for f in (folder.with_suffix(".py"), folder / "__init__.py") if f.exists()
-            )
-            is_there = (folder / f"{attribute}.py").exists() or attribute in file.read_text()
+            files = [f for f in (folder.with_suffix(".py"), folder / "__init__.py") if f.exists()]
+            is_there = any(attribute in file.read_text() for file in files)
+            is_there |= (folder / attribute).is_dir() or (folder / f"{attribute}.py").exists()
             assert is_there, f"{path.relative_to(ROOT)}: {name}"
 
 
