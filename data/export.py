@@ -149,14 +149,16 @@ def folder_names(class_names: Sequence[str], *, together: int) -> list[str]:
 
 
 def write_parquet(source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep") -> int:
-    """Write one file with a row per image, including its bytes; returns the image count.
+    """Write a folder of files with a row per image, including its bytes; returns the image count.
+
+    They are called train-00000-of-00012.parquet and so on.
 
     Raises:
         InputError: pyarrow is not installed, or the target exists.
     """
     _pyarrow()
     with new_target(target) as partial:
-        return _write_rows(partial, image_rows(source, image_format=image_format), source)
+        return _write_files(partial, source, image_format)
 
 
 def write_hugging_face(
@@ -164,19 +166,14 @@ def write_hugging_face(
 ) -> int:
     """Write a folder that `datasets.load_dataset` opens, also offline; returns the image count.
 
-    It holds data/train-00000-of-00012.parquet and so on, classes.json, and README.md as a card.
+    It holds the files of `write_parquet` in data/, classes.json, and README.md as a card.
 
     Raises:
         InputError: pyarrow is not installed, or the target exists.
     """
     _pyarrow()
-    count, files = 0, list(_files(source.shards))
     with new_target(target) as partial:
-        (partial / "data").mkdir(parents=True)
-        for number, shards in enumerate(files):
-            path = partial / "data" / f"train-{number:05d}-of-{len(files):05d}.parquet"
-            rows = image_rows(source, shards, image_format=image_format)
-            count += _write_rows(path, rows, source)
+        count = _write_files(partial / "data", source, image_format)
         write_json(partial / "classes.json", source.class_names)
         (partial / "README.md").write_text(_card(source, images=count))
     return count
@@ -249,6 +246,17 @@ def _pyarrow() -> ModuleType:
         remedy = f"needs pyarrow; run {install_command('export')}"
         raise InputError("--format", "parquet or huggingface", remedy) from None
     return pyarrow
+
+
+def _write_files(folder: Path, source: PinnedRoot, image_format: ImageFormat) -> int:
+    """Write parquet files into a new folder; returns the image count."""
+    count, files = 0, list(_files(source.shards))
+    folder.mkdir(parents=True)
+    for number, shards in enumerate(files):
+        path = folder / f"train-{number:05d}-of-{len(files):05d}.parquet"
+        rows = image_rows(source, shards, image_format=image_format)
+        count += _write_rows(path, rows, source)
+    return count
 
 
 def _write_rows(path: Path, rows: Iterable[ImageRow], source: PinnedRoot) -> int:

@@ -50,7 +50,7 @@ def garbage(root: Root, *, older_than_s: float = HOUR) -> list[Garbage]:
 
 
 def remove(root: Root, items: Iterable[Garbage], *, older_than_s: float = HOUR) -> list[Garbage]:
-    """Remove these files and unfinished uploads; returns the removed ones.
+    """Remove these files and what unfinished writes left; returns the removed ones.
 
     The files of a shard are removed under its lease, and only if they are still garbage.
     """

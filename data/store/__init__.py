@@ -129,8 +129,8 @@ class Store:
     def partials(self) -> dict[str, FileInfo]:
         """Leftovers of unfinished writes, by name.
 
-        They are partial files that no living process of this machine writes, or multipart uploads
-        that were not completed, some of which may still be going on.
+        They are partial files of a local store that no living process of this machine writes. In a
+        bucket, uploads that were not completed are left to its lifecycle rule.
         """
         return self._backend.partials()
 
@@ -139,7 +139,7 @@ class Store:
 
         Args:
             older_than_s: seconds since the last change, for files that may still be written:
-                those of another machine, and multipart uploads.
+                those of another machine.
         """
         return self._backend.sweep(before=self._backend.now() - older_than_s)
 

@@ -13,7 +13,7 @@ from gcsfs.retry import ChecksumError, HttpError, is_retriable
 
 from semix.data.errors import InputError
 from semix.data.store.location import printable_url
-from semix.data.store.services import Info, RetryPolicy, Upload
+from semix.data.store.services import Info, RetryPolicy
 
 SHARED = True  # several machines can write to one store
 EMULATOR = "STORAGE_EMULATOR_HOST"
@@ -78,14 +78,6 @@ def writer_id_of(fs: AbstractFileSystem, path: str) -> str | None:
 def now(fs: AbstractFileSystem, bucket_path: str) -> float:
     headers, _ = fs.call("GET", "b/{}/o", bucket_path.partition("/")[0], maxResults=1)
     return parsedate_to_datetime(headers["Date"]).timestamp()
-
-
-def unfinished_uploads(fs: AbstractFileSystem, bucket_path: str) -> list[Upload]:
-    return []  # the service does not list them, and deletes them after a week
-
-
-def abort(fs: AbstractFileSystem, bucket_path: str, upload: Upload) -> None:
-    raise AssertionError("unfinished_uploads() lists none")
 
 
 def address() -> str:

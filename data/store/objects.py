@@ -6,7 +6,6 @@ import os
 import secrets
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from semix.data.errors import InputError, TooLarge
 from semix.data.installation import install_command
 from semix.data.store.local import PARTIAL, abandoned, staged
 from semix.data.store.location import FileInfo, StoreLocation
-from semix.data.store.services import Info, InMemoryService, RetryPolicy, Service, Upload, retrying
+from semix.data.store.services import Info, InMemoryService, RetryPolicy, Service, retrying
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -145,21 +144,10 @@ class ObjectStore:
         return self._run("", lambda fs: self._service.now(fs, self._bucket_path))
 
     def partials(self) -> dict[str, FileInfo]:
-        by_name: dict[str, list[FileInfo]] = defaultdict(list)
-        for upload in self._unfinished_uploads():
-            by_name[upload.name].append(upload.info)
-        return {
-            name: FileInfo(sum(info.bytes for info in infos), max(info.modified for info in infos))
-            for name, infos in sorted(by_name.items())
-        }
+        return {}  # uploads that were not completed are left to the bucket's lifecycle rule
 
     def sweep(self, *, before: float) -> int:
-        count = _sweep_staged()
-        for upload in self._unfinished_uploads():
-            if upload.info.modified < before:
-                self._abort(upload)
-                count += 1
-        return count
+        return _sweep_staged()
 
     def refusal(self, error: OSError) -> str:
         reason = error.strerror or str(error)
@@ -183,12 +171,6 @@ class ObjectStore:
         part_bytes = max(PART, -(-partial.stat().st_size // MAX_PARTS))
         arguments |= {"chunksize": part_bytes, "max_concurrency": PARTS_AT_A_TIME}
         self._run(name, lambda fs: fs.put_file(str(partial), self._path(name), **arguments))
-
-    def _unfinished_uploads(self) -> list[Upload]:
-        return self._run("", lambda fs: self._service.unfinished_uploads(fs, self._bucket_path))
-
-    def _abort(self, upload: Upload) -> None:
-        self._run(upload.name, lambda fs: self._service.abort(fs, self._bucket_path, upload))
 
     def _is_written_by(self, writer_id: str, name: str) -> bool:
         """Whether an earlier attempt of this call wrote the object, and its answer was lost."""

@@ -1,8 +1,7 @@
-"""S3 through s3fs: connection, faults, unfinished multipart uploads."""
+"""S3 through s3fs: connection and faults."""
 
 import errno
 import os
-from contextlib import suppress
 from email.utils import parsedate_to_datetime
 
 import aiohttp
@@ -11,8 +10,8 @@ from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
 
 from semix.data.errors import InputError
-from semix.data.store.location import FileInfo, printable_url
-from semix.data.store.services import Info, RetryPolicy, Upload
+from semix.data.store.location import printable_url
+from semix.data.store.services import Info, RetryPolicy
 
 SHARED = True  # several machines can write to one store
 PARALLEL = 32  # connections; additional threads would wait for one
@@ -134,30 +133,6 @@ def now(fs: AbstractFileSystem, bucket_path: str) -> float:
     return parsedate_to_datetime(date).timestamp()
 
 
-def unfinished_uploads(fs: AbstractFileSystem, bucket_path: str) -> list[Upload]:
-    bucket, _, prefix = bucket_path.partition("/")
-    start = f"{prefix}/" if prefix else ""
-    uploads: list[Upload] = []
-    marker: dict[str, str] = {}
-    while True:
-        page = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=start, **marker)
-        for upload in page.get("Uploads", []):
-            size = _uploaded(fs, bucket, upload)
-            info = FileInfo(size, upload["Initiated"].timestamp())
-            uploads.append(Upload(upload["Key"].removeprefix(start), upload["UploadId"], info))
-        if not page.get("IsTruncated"):
-            return uploads
-        markers = ("KeyMarker", "UploadIdMarker")
-        marker = {name: page[f"Next{name}"] for name in markers if page.get(f"Next{name}")}
-
-
-def abort(fs: AbstractFileSystem, bucket_path: str, upload: Upload) -> None:
-    bucket, _, prefix = bucket_path.partition("/")
-    key = f"{prefix}/{upload.name}" if prefix else upload.name
-    with suppress(FileNotFoundError):  # completed or aborted a moment ago
-        fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload.id)
-
-
 def address() -> str:
     return printable_url(
         os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
@@ -172,14 +147,3 @@ def _answer(error: Exception) -> tuple[str | None, int | None]:
             code = str(answer.get("Error", {}).get("Code", "error"))
             return code[:64], answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return None, None
-
-
-def _uploaded(fs: AbstractFileSystem, bucket: str, upload: Info) -> int:
-    """Bytes of the first thousand parts of an upload; one request lists no more."""
-    try:
-        answer = fs.call_s3(
-            "list_parts", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-        )
-    except FileNotFoundError:  # completed or aborted a moment ago
-        return 0
-    return sum(part["Size"] for part in answer.get("Parts", []))

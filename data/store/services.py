@@ -10,10 +10,8 @@ from typing import Any, Protocol, TypeVar
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from semix.data.store.location import FileInfo
-
 T = TypeVar("T")
-Info = Mapping[str, Any]  # a service's own description of an object or of an upload
+Info = Mapping[str, Any]  # a service's own description of an object
 logger = logging.getLogger("semix.store")
 
 FIRST_PAUSE_S = 0.2
@@ -40,15 +38,6 @@ class RetryPolicy:
 DEFAULT_RETRIES = RetryPolicy(seconds=120.0, attempts=4, connect_s=10.0, answer_s=30.0)
 # For the first access to a location: a wrong address is more likely than an outage.
 QUICK_RETRIES = RetryPolicy(seconds=4.0, attempts=1, connect_s=3.0, answer_s=6.0)
-
-
-@dataclass(frozen=True)
-class Upload:
-    """A multipart upload that was begun and not completed; its key is bucket_path/name."""
-
-    name: str
-    id: str
-    info: FileInfo
 
 
 class Service(Protocol):
@@ -87,10 +76,6 @@ class Service(Protocol):
         """The service's clock, from the Date header of any answer; UNIX seconds."""
         ...
 
-    def unfinished_uploads(self, fs: AbstractFileSystem, bucket_path: str) -> list[Upload]: ...
-
-    def abort(self, fs: AbstractFileSystem, bucket_path: str, upload: Upload) -> None: ...
-
     def address(self) -> str:
         """The server's address, for messages."""
         ...
@@ -122,12 +107,6 @@ class InMemoryService:
 
     def now(self, fs: AbstractFileSystem, bucket_path: str) -> float:
         return time.time()
-
-    def unfinished_uploads(self, fs: AbstractFileSystem, bucket_path: str) -> list[Upload]:
-        return []
-
-    def abort(self, fs: AbstractFileSystem, bucket_path: str, upload: Upload) -> None:
-        raise AssertionError("nothing is ever unfinished here")
 
     def address(self) -> str:
         return "this process's memory"

@@ -228,13 +228,13 @@ class ExportImages(StrEnum):
 
 def export(
     url: p.Root,
-    to: Annotated[Path, typer.Option(metavar="PATH", help="folder or file to write")],
+    to: Annotated[Path, typer.Option(metavar="PATH", help="folder to write")],
     format: Annotated[
         ExportFormat,
         typer.Option(
             metavar="FORMAT",
-            help="folder: image files and a table; parquet: one file; huggingface: a folder for "
-            "the library `datasets`",
+            help="folder: image files and a table; parquet: parquet files; huggingface: "
+            "the same with a card, for the library `datasets`",
         ),
     ] = ExportFormat.folder,
     image_format: Annotated[

@@ -31,6 +31,8 @@ from tests.handmade import committed, labels_of, make_root, pixels, record, root
 
 NAUGHTY = ["=cmd|' /C calc'!A0", '../../etc\n,"x', "\u202e@evil\x1b[2J"]
 
+ONE_FILE = "train-00000-of-00001.parquet"
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
@@ -210,8 +212,8 @@ def test_nothing_appears_when_a_shard_is_damaged(tmp_path):
 
 
 def test_every_column_holds_what_the_root_does(root, tmp_path):
-    path = tmp_path / "out.parquet"
-    assert write_parquet(PinnedRoot(root), path) == 18
+    assert write_parquet(PinnedRoot(root), tmp_path / "out") == 18
+    path = tmp_path / "out" / ONE_FILE
     rows = pq.read_table(path).to_pylist()
     assert [(r["group"], r["position"]) for r in rows] == [
         (g, p) for g in range(6) for p in range(3)
@@ -237,12 +239,12 @@ def test_every_column_holds_what_the_root_does(root, tmp_path):
 
 def test_row_groups_are_bounded_by_rows_and_bytes(root, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "MAX_ROWS", 5)
-    write_parquet(PinnedRoot(root), tmp_path / "rows.parquet")
-    metadata = pq.ParquetFile(tmp_path / "rows.parquet").metadata
+    write_parquet(PinnedRoot(root), tmp_path / "rows")
+    metadata = pq.ParquetFile(tmp_path / "rows" / ONE_FILE).metadata
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [5, 5, 5, 3]
     monkeypatch.setattr(export, "MAX_BYTES", 1)
-    write_parquet(PinnedRoot(root), tmp_path / "bytes.parquet")
-    assert pq.ParquetFile(tmp_path / "bytes.parquet").metadata.num_row_groups == 18
+    write_parquet(PinnedRoot(root), tmp_path / "bytes")
+    assert pq.ParquetFile(tmp_path / "bytes" / ONE_FILE).metadata.num_row_groups == 18
 
 
 def test_the_missing_extra_is_named(root, tmp_path, monkeypatch):
@@ -274,9 +276,9 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path):
     peaks = []
     for shards in (1, 20):
         root = make_root(tmp_path / f"root{shards}", shards, 1, count=4, side=500)
-        command = [sys.executable, "-c", MEMORY, root.url, str(tmp_path / f"{shards}.parquet")]
+        command = [sys.executable, "-c", MEMORY, root.url, str(tmp_path / f"{shards}")]
         peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout))
-    assert (tmp_path / "20.parquet").stat().st_size > 50 * 2**20
+    assert (tmp_path / "20" / ONE_FILE).stat().st_size > 50 * 2**20
     assert peaks[1] - peaks[0] < 25, peaks
 
 
@@ -288,7 +290,7 @@ from datasets import load_dataset
 from datasets import Image, List
 
 kind, path, out = sys.argv[1:]
-given = {"data_files": path} if kind == "parquet" else {}
+given = {"data_files": f"{path}/*.parquet"} if kind == "parquet" else {}
 found = load_dataset(kind if given else path, split="train", **given)
 assert isinstance(found.features["image"], Image), found.features
 assert isinstance(found.features["label"], List), found.features
@@ -333,9 +335,9 @@ def test_datasets_opens_the_folder_offline(root, tmp_path, monkeypatch):
 
 
 @pytest.mark.process
-def test_datasets_opens_the_single_file_too(root, tmp_path):
-    write_parquet(PinnedRoot(root), tmp_path / "out.parquet")
-    check(load("parquet", tmp_path / "out.parquet", tmp_path))
+def test_datasets_opens_the_files_alone_too(root, tmp_path):
+    write_parquet(PinnedRoot(root), tmp_path / "out")
+    check(load("parquet", tmp_path / "out", tmp_path))
 
 
 def test_a_file_or_folder_appears_whole(tmp_path):

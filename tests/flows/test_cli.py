@@ -545,7 +545,7 @@ def test_export_writes_and_says_what(format, tmp_path):
         "images": 12,
         "index": "index/0.json",
     }
-    assert target.is_file() == (format == "parquet")
+    assert target.is_dir()
     again = run(root.url, "--to", target, "--format", format)
     assert isinstance(again.exception, InputError)
     assert "is there already" in str(again.exception)

@@ -143,7 +143,6 @@ def test_a_missing_bucket_is_named(bucket, faulty_s3):
         lambda: store.get("a"),
         lambda: store.list("a"),
         lambda: store.exists("a"),
-        store.partials,
     ):
         with pytest.raises(InputError, match=r"s3://semix-\w+-not/root: there is no such bucket"):
             ask()

@@ -1,4 +1,4 @@
-"""Compare the outputs of two checkouts: `python -m benchmarks.two_trees OTHER --models STANDINS`.
+"""Compare the outputs of two checkouts: `python -m tests.two_trees OTHER --models STANDINS`.
 
 Runs the same commands from both checkouts, one after the other, and compares their outputs: every
 image and KEY.json, features, prototypes, label sets, exports, audit figures, trained weights,
@@ -99,7 +99,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.two_trees", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.two_trees", description=__doc__)
     parser.add_argument("other", type=Path, help="another checkout, or a file that --keep wrote")
     parser.add_argument("--models", type=Path, required=True, help="holds diffusion/ and clip/")
     parser.add_argument("--keep", type=Path, help="write this tree's outputs to a file, and end")
@@ -147,7 +147,7 @@ def run_all(tree: Path, folder: Path, models: Path) -> None:
     semix(tree, folder, "relabel", plain, "--set", "annotation.model=local-dir:clip-2")
     semix(tree, folder, "relabel", plain, "--set", "annotation.rule=similarity", "--out", "baked")
     semix(tree, folder, "export", plain, "--to", "exported")
-    semix(tree, folder, "export", plain, "--to", "exported.parquet", "--format", "parquet")
+    semix(tree, folder, "export", plain, "--to", "exported-parquet", "--format", "parquet")
     for name in ("plain", "simplex", "second", "selected"):
         audit = semix(tree, folder, "audit", f"builds/{name}", "--json")
         (folder / f"audit-{name}.json").write_text(audit)
