@@ -29,13 +29,13 @@ from torch import Tensor
 from benchmarks.criteria import feature_criterion, weight_criteria
 from benchmarks.measure import Result, write
 from benchmarks.models import build_config
+from semix.data.features import FEATURES
 from semix.data.files import read_json
 from semix.data.fingerprint import hashed_seed
 from semix.data.settings import load_settings
 from semix.flows.build import build
 from semix.flows.run_server import prefect_server
 from semix.flows.train import train
-from semix.pipeline.annotate import FEATURES
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise.source import random_noise

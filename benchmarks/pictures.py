@@ -10,9 +10,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from semix.data.features import FEATURES
 from semix.data.formats import PROTOTYPES
 from semix.data.root import Root
-from semix.pipeline.annotate import FEATURES, build_annotator
+from semix.pipeline.annotate import build_annotator
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.noise.source import random_noise
 from semix.pipeline.plan import BuildPlan, build_of

@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks.measure import Result, interleaved, slope
 from benchmarks.models import STANDINS, standins
 from benchmarks.pictures import fill
+from semix.data.features import FEATURES
 from semix.data.images import decode_image
 from semix.data.label_sets import LabelSet
 from semix.data.real import load_real
@@ -20,7 +21,7 @@ from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
 from semix.data.tar import read_shard
-from semix.pipeline.annotate import FEATURES, Annotator
+from semix.pipeline.annotate import Annotator
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import build_of
 from semix.pipeline.prototype_statistics import PrototypeFile

@@ -8,32 +8,14 @@ import numpy as np
 from safetensors.numpy import save
 
 from semix.data.errors import TooLarge
-from semix.data.formats import File, ShardEntry, features_name
-from semix.data.label_sets import LabelSet
+from semix.data.formats import File, features_name
 from semix.data.store import Store
 from semix.data.tensors import read_arrays
 
 if TYPE_CHECKING:  # torch costs seconds
     from torch import Tensor
 
-FIRST = "features"  # name of the first encoder's tensor
-
-
-def features_file(shard: ShardEntry, labels: LabelSet | None) -> File:
-    """The stored features that labels of a shard are made from: the shard's own, or a label set's.
-
-    Raises:
-        ValueError: the set that stores the features has none for these images.
-    """
-    source = labels.feature_source if labels else None
-    if source is None:
-        return shard.features
-    header = source.header(shard.shard)
-    if header is None or header.images != shard.sha256 or header.features is None:
-        raise ValueError(
-            f"{source.name(shard.shard)}: has no features of {shard.tar}; complete that set first"
-        )
-    return header.features
+FEATURES, SECOND = "features", "second"  # names of the tensors of both encoders
 
 
 def read_features(store: Store, file: File, *, groups: int, images: int) -> dict[str, np.ndarray]:
@@ -48,8 +30,8 @@ def read_features(store: Store, file: File, *, groups: int, images: int) -> dict
     """
     content = stored_features(store, file)
     arrays, _ = read_arrays(content, where=file.name)
-    if FIRST not in arrays:
-        raise ValueError(f"{file.name}: has no tensor {FIRST!r}")
+    if FEATURES not in arrays:
+        raise ValueError(f"{file.name}: has no tensor {FEATURES!r}")
     for name, array in sorted(arrays.items()):
         problem = ""
         if array.ndim != 3 or array.shape[:2] != (groups, images):

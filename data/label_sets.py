@@ -16,6 +16,7 @@ from semix.data.formats import (
     File,
     LabelSetRecord,
     SeriesLabels,
+    ShardEntry,
     ShardLabels,
     record_name,
     spec_digest,
@@ -71,6 +72,7 @@ class LabelSet:
         self.record = _read_set(root, self.digest)
         self.prototypes = f"{self.folder}/{PROTOTYPES}"
         self._attempts = Attempts(self.store, f"{self.folder}/{FAILED}")
+        self._read: dict[int, tuple[FileInfo, FileInfo]] = {}  # records and labels that agreed
 
     @cached_property
     def feature_source(self) -> "LabelSet | None":
@@ -219,12 +221,19 @@ class LabelSet:
                 if shard >= self.root.plan.num_shards:
                     continue
                 info = labels.get(shard)
-                # Of two files of one second, a store may not say which is newer.
-                is_newer = info is not None and info.modified > record.modified
-                is_done = is_newer or (info is not None and self.is_labelled(shard))
+                is_done = info is not None and self._is_current(shard, record, info)
                 (done if is_done else missing).append(shard)
             self.root.heartbeat()
         return done, missing
+
+    def _is_current(self, shard: int, record: FileInfo, labels: FileInfo) -> bool:
+        """Whether the listed labels of a shard are of the images of the listed record."""
+        if labels.modified > record.modified or self._read.get(shard) == (record, labels):
+            return True
+        # Also of two files of one second, and of a copied root, whose times are those of the copy.
+        if is_current := self.is_labelled(shard):
+            self._read[shard] = record, labels
+        return is_current
 
     def _labels_in(self, number: int) -> dict[int, FileInfo]:
         """The listed files of labels of one folder, by shard."""
@@ -249,6 +258,23 @@ class LabelSet:
         if (stored.shard, stored.spec) != (shard, spec_digest(self.digest, shard)):
             raise ValueError("these labels are of another set or shard")
         return stored
+
+
+def features_file(shard: ShardEntry, labels: LabelSet | None) -> File:
+    """The stored features that labels of a shard are made from: the shard's own, or a label set's.
+
+    Raises:
+        ValueError: the set that stores the features has none for these images.
+    """
+    source = labels.feature_source if labels else None
+    if source is None:
+        return shard.features
+    header = source.header(shard.shard)
+    if header is None or header.images != shard.sha256 or header.features is None:
+        raise ValueError(
+            f"{source.name(shard.shard)}: has no features of {shard.tar}; complete that set first"
+        )
+    return header.features
 
 
 def label_sets(root: Root) -> list[str]:

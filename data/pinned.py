@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from semix.data.errors import InputError
-from semix.data.features import FIRST, features_file, read_features
+from semix.data.features import FEATURES, read_features
 from semix.data.formats import (
     PROTOTYPES,
     SeriesLabels,
@@ -14,7 +14,7 @@ from semix.data.formats import (
     ShardEntry,
 )
 from semix.data.index import Index, open_index
-from semix.data.label_sets import LabelSet, NotLabelled
+from semix.data.label_sets import LabelSet, NotLabelled, features_file
 from semix.data.root import Root
 from semix.data.tar import GroupSample, read_shard
 from semix.data.tensors import open_sealed
@@ -132,7 +132,7 @@ class PinnedRoot:
 
         file, images = features_file(shard, self.label_set), self.root.plan.images_per_group
         arrays = read_features(self.store, file, groups=shard.groups, images=images)
-        features = torch.from_numpy(arrays[FIRST]).float()
+        features = torch.from_numpy(arrays[FEATURES]).float()
         return features / features.norm(dim=-1, keepdim=True) if self._unit_length else features
 
     @cached_property

@@ -11,14 +11,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from semix.data.device import resolve_device
+from semix.data.features import FEATURES, SECOND
 from semix.data.formats import EncoderAgreement, Labels
 from semix.data.labels import sharpen
 from semix.pipeline.config import AnnotationConfig
 from semix.pipeline.plan import MixGroup
 from semix.pipeline.prototype_statistics import (
     COINCIDE,
-    FEATURES,
-    SECOND,
     ClassSums,
     Measurement,
     PrototypeFile,

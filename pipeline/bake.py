@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from semix.data.errors import InputError
-from semix.data.features import features_file, stored_features
+from semix.data.features import stored_features
 from semix.data.formats import PLAN, PROTOTYPES, CommitRecord, Plan, shard_stem
-from semix.data.label_sets import LabelSet
+from semix.data.label_sets import LabelSet, features_file
 from semix.data.layout import write_extension
 from semix.data.root import Root
 from semix.data.store import Store

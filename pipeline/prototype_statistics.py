@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from semix.data.errors import InputError
+from semix.data.features import FEATURES, SECOND
 from semix.data.tensors import Metadata, open_sealed, seal
 from semix.pipeline.config import AnnotationConfig, hard_label_notes, implied_label
 from semix.pipeline.provenance import EncoderIdentity
 
-FEATURES, SECOND = "features", "second"  # names of the features of each encoder in files
 COINCIDE = 1e-8  # squared distance below which two prototypes define no line
 ROWS = 256  # features compared with all classes at once, to bound memory
 SCALE_RANGE = (1.0, 20.0)

@@ -17,7 +17,6 @@ import numpy as np
 from semix.data.errors import InputError
 from semix.data.features import (
     features_content,
-    features_file,
     publish_features,
     read_features,
 )
@@ -29,7 +28,7 @@ from semix.data.formats import (
     LabelSetRecord,
     SeriesLabels,
 )
-from semix.data.label_sets import IMAGES, ROOT, LabelSet, create_set, label_sets
+from semix.data.label_sets import IMAGES, ROOT, LabelSet, create_set, features_file, label_sets
 from semix.data.root import Root
 from semix.data.settings import load_settings, read_yaml
 from semix.data.splits import RealDataConfig
