@@ -74,7 +74,7 @@ def blending_models(root: Root, plan: BuildPlan, *, size: int, seconds: float = 
     width = annotator.measurements[FEATURES].prototypes.shape[1]
     annotator_of_guesses: Any = replace(annotator, encoders=Guesses(width))
     embeddings = blends.encode(plan.class_names)
-    return Models(blends, annotator_of_guesses, embeddings, random_noise(blends.latent_shape))
+    return Models(blends, annotator_of_guesses, embeddings, random_noise(blends.latent_shape), "")
 
 
 def fill(root: Root, *, size: int) -> None:
