@@ -92,9 +92,9 @@ def decode_series(
             pixels.append(decode_image(content))
         except ValueError as error:
             raise ValueError(f"group {group}, image {position}: {error}") from None
-    if len({image.shape for image in pixels}) > 1:
+    if any(image.shape != pixels[0].shape for image in pixels[1:]):
         raise ValueError(f"group {group} has images of several sizes")
-    return np.stack(pixels)
+    return np.array(pixels)  # faster than np.stack, which counts where a stream gives single images
 
 
 def scaled(pixels: np.ndarray, side: int) -> np.ndarray:

@@ -175,7 +175,7 @@ def _image(sample: _Encoded, num_classes: int | None) -> Sample:
     (image,), label = _pixels(sample), record.labels[position]
     return {
         "__key__": f"{group_key(record.group)}-{position:02d}",
-        "image": image.copy(),  # writable, as torch requires
+        "image": image,
         "label": label if num_classes is None else dense_labels([label], num_classes)[0],
         "position": position,
         "alpha": record.alphas[position],
