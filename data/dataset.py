@@ -60,7 +60,7 @@ class MixedDataset(Dataset[Sample]):
         memory_limit: bytes of decoded images that may be kept in memory.
         cache: where copies of remote shards are kept; `cache_folder()/shards` by default.
         cache_limit: bytes of such copies.
-        threads: threads that decode; by default one per core, at most 16.
+        threads: threads that decode, except small images; by default one per core, at most 16.
     Raises:
         InputError: no index yet, an index or label set that does not exist or lacks a shard,
             rules that leave no series, a scale or label set with "mixing_ratio", a scale for labels

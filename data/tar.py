@@ -270,7 +270,7 @@ def read_content(file: BinaryIO, span: Span) -> bytes:
     content = file.read(padded)
     if len(content) != padded:
         raise ValueError(f"damaged tar: it ends inside the member at byte {span.offset}")
-    if any(content[span.size :]):
+    if content[span.size :].strip(b"\0"):
         raise ValueError(f"damaged tar: bytes behind the member at byte {span.offset}")
     return content[: span.size]
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
+from semix.data import stored_images
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
@@ -27,10 +28,12 @@ def root(tmp_path_factory) -> Root:
     return handmade.make_root(tmp_path_factory.mktemp("mixed"), 3, 5, count=COUNT)
 
 
-@pytest.fixture(params=["in memory", "from the shards"])
-def mixed(root, request) -> MixedDataset:
+@pytest.fixture(params=["in memory", "from the shards", "from the shards by threads"])
+def mixed(root, request, monkeypatch) -> MixedDataset:
+    if request.param == "from the shards by threads":  # otherwise one thread decodes small images
+        monkeypatch.setattr(stored_images, "MIN_PIXELS_FOR_THREADS", 0)
     limit = 2**30 if request.param == "in memory" else 0
-    dataset = MixedDataset(root.url, memory_limit=limit)
+    dataset = MixedDataset(root.url, memory_limit=limit, threads=2)
     assert dataset.in_memory == (limit > 0)
     return dataset
 
