@@ -26,6 +26,7 @@ CPU = {
     "C13": "training_step",
     "C14": "real_images",
     "C15": "calibrators",
+    "C16": "peers",
     "slots": "slots",
     "shards": "many_shards",
     "million": "million",

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from benchmarks.peer_reading import READERS
 from semix.calib.config import LOSSES, METHODS, MIXED_LOSSES, MODELS, MaCCalConfig, TSTConfig
 from semix.calib.losses import REAL_LOSSES, build_loss
 from semix.calib.methods import METHODS as METHOD_CLASSES
@@ -311,6 +312,19 @@ def test_every_figure_of_the_benchmarks_is_in_the_newest_record_of_one():
     for number, percent in re.findall(r"([\d.]*\d)( %)?", " ".join(cells).replace("by 5 %", "")):
         digits, unit = len(number.partition(".")[2]), 100 if percent else 1
         assert any(f"{value * unit:.{digits}f}" == number for value in recorded), number
+
+
+def test_every_figure_of_the_readers_is_in_their_newest_record():
+    records = sorted((ROOT / "benchmarks" / "results").glob("*-cpu.json"), reverse=True)
+    results = [json.loads(path.read_text())["results"] for path in records]
+    figures = next(each["C16"]["figures"] for each in results if "C16" in each)
+    recorded = list(values_in(figures))
+    (text,) = sections(ROOT / "benchmarks" / "README.md", "Reading beside peers").values()
+    rows = re.findall(r"^\| [^|]+ \| (\d.*) \|$", text, re.MULTILINE)
+    assert len(rows) == len(READERS)
+    for number in re.findall(r"[\d.]+", " ".join(rows).replace(",", "").replace("|", " ")):
+        digits = len(number.partition(".")[2])
+        assert any(f"{value:.{digits}f}" == number for value in recorded), number
 
 
 def test_the_lines_that_redo_an_interval_give_that_of_the_table(monkeypatch):
