@@ -51,7 +51,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2}
 SMALL_LENGTH = 16  # tokens, as many as the quickstart's model reads
 # T5-XXL is as wide but has 24 layers; texts are encoded once, outside what is timed.
 T5_WIDE = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 1, "num_heads": 64}
-T5_SMALL = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+T5_SMALL: dict[str, Any] = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
 SD3: dict[str, dict[str, Any]] = {
     "sd35-medium": {
         "sample_size": 128,
@@ -120,23 +120,25 @@ def save_flow(
     t5_tokenizer = _t5_tokenizer(" ".join(words).split())
     t5_config = T5Config(vocab_size=len(t5_tokenizer), **(T5_SMALL if small else T5_WIDE))
     with torch.device(device):
-        vae = vae or AutoencoderKL(**(SMALL_VAE if small else LARGE_VAE))
-        t5 = T5EncoderModel(t5_config).to(dtype)
+        # As Any: the wrapped methods of these classes lose their types.
+        decoder: Any = vae or AutoencoderKL(**(SMALL_VAE if small else LARGE_VAE))
+        t5: Any = T5EncoderModel(t5_config)
         first, second = (SMALL, SMALL) if small else (CLIP_L, CLIP_G)
         clip = CLIPTextModelWithProjection if size in SD3 else CLIPTextModel
         components: dict[str, Any] = {
-            "vae": vae.to(dtype),
+            "vae": decoder.to(dtype),
             "text_encoder": text_encoder(clip, first, names).to(dtype),
         }
         if size in SD3:
+            network: Any = SD3Transformer2DModel(**SD3[size])
             components |= {
-                "transformer": SD3Transformer2DModel(**SD3[size]).to(dtype),
+                "transformer": network.to(dtype),
                 "text_encoder_2": text_encoder(clip, second, names).to(dtype),
-                "text_encoder_3": t5,
+                "text_encoder_3": t5.to(dtype),
             }
         else:
-            network = FluxTransformer2DModel(**FLUX[size]).to(dtype)
-            components |= {"transformer": network, "text_encoder_2": t5}
+            network = FluxTransformer2DModel(**FLUX[size])
+            components |= {"transformer": network.to(dtype), "text_encoder_2": t5.to(dtype)}
     length = SMALL_LENGTH if small else 77
     components["tokenizer"] = tokenizer_of(names, length)
     if size in SD3:

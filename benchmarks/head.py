@@ -16,6 +16,7 @@ from semix.calib.heads import (
 )
 from semix.calib.network import Network
 from semix.calib.real_data import TrainingData, open_data
+from semix.calib.real_images import InMemoryImages
 from semix.calib.stage_two import HeadStage
 from semix.data.fingerprint import derived_seed
 from semix.data.settings import load_settings
@@ -44,7 +45,7 @@ def run() -> Result:
 
     def one_pass() -> None:
         with torch.no_grad():
-            for images in data.images("train").tensor.split(128):
+            for images in train_images(data).split(128):
                 network.features(images)
 
     seconds = interleaved({"loop": in_the_loop, "cached": cached, "one pass": one_pass}, repeats=3)
@@ -72,19 +73,26 @@ def config(epochs: int) -> TrainConfig:
     return load_settings(TrainConfig, values)
 
 
+def train_images(data: TrainingData) -> Tensor:
+    """uint8 [N, S, S, 3]; small data is in memory."""
+    images = data.images("train")
+    assert isinstance(images, InMemoryImages)
+    return images.tensor
+
+
 def frozen_network(settings: TrainConfig, data: TrainingData) -> Network:
     """A network with random weights and the images' statistics in its batch norms."""
     torch.manual_seed(SEED)
     network = Network(settings, data.num_classes)
     network.normalise.fit(data.train_histogram)
     with torch.no_grad():
-        network.train()(data.images("train").tensor[:500])
+        network.train()(train_images(data)[:500])
     return network.eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def accuracy(network: Network, data: TrainingData) -> float:
-    predicted = [network(images)[0].argmax(1) for images in data.images("train").tensor.split(500)]
+    predicted = [network(images)[0].argmax(1) for images in train_images(data).split(500)]
     return (torch.cat(predicted) == data.train_targets).float().mean().item()
 
 

@@ -7,21 +7,21 @@ takes the arguments of `semix.pipeline.worker`; each batch takes SEMIX_IDLE_SECO
 
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
 
 from benchmarks.idle import SLEEP_VARIABLE
 from benchmarks.pictures import blending_models
-from semix.data.root import Root
 from semix.pipeline import shard, worker
 from semix.pipeline.plan import BuildPlan
 
 SIZE = 8  # side of an image, pixels
 
 
-def load_nothing(root: Root, plan: BuildPlan, **_: Any) -> shard.Models:
-    return blending_models(
-        root, plan, size=SIZE, seconds=float(os.environ.get(SLEEP_VARIABLE, "0"))
-    )
+def load_nothing(
+    plan: BuildPlan, prototypes: bytes, *, device: str, heartbeat: Callable[[], None] = lambda: None
+) -> shard.Models:
+    seconds = float(os.environ.get(SLEEP_VARIABLE, "0"))
+    return blending_models(plan, prototypes, size=SIZE, seconds=seconds)
 
 
 if __name__ == "__main__":

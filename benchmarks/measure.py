@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from semix.pipeline.provenance import library_versions
 
 RESULTS = Path(__file__).parent / "results"
-Sides = dict[str, Callable[[], object]]
+Sides = Mapping[str, Callable[[], object]]
 
 
 @dataclass

@@ -145,6 +145,8 @@ def slow_store(root: Root) -> Iterator[None]:
 
         return run
 
-    writes = {name: slow_down(getattr(Store, name)) for name in ("publish", "put", "create")}
+    writes: dict[str, Any] = {
+        name: slow_down(getattr(Store, name)) for name in ("publish", "put", "create")
+    }
     with patch.multiple(Store, **writes):
         yield

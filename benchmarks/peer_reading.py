@@ -78,7 +78,7 @@ def datasets_webdataset(folder: Path, batch: int, workers: int) -> Callable[[int
     rows = functools.partial(_row_images, num_classes=_num_classes(folder))
     images = images.map(rows, batched=True, batch_size=1, remove_columns=images.column_names)
     images = images.shuffle(seed=0, buffer_size=BUFFER).map(_decoded_row)
-    loader = DataLoader(images, collate_fn=_stacked, **_loading(batch, workers))
+    loader: DataLoader[Any] = DataLoader(images, collate_fn=_stacked, **_loading(batch, workers))
 
     def epoch(number: int) -> Batches:
         images.set_epoch(number)
@@ -103,7 +103,7 @@ def mosaic(folder: Path, batch: int, workers: int) -> Callable[[int], Batches]:
             return _decoded_sample(super().__getitem__(at))
 
     images = Images(local=str(folder / "mosaic"), shuffle=True, batch_size=batch)
-    loader = DataLoader(images, **_loading(batch, workers))
+    loader: DataLoader[Any] = DataLoader(images, **_loading(batch, workers))
     return lambda number: loader
 
 
@@ -219,7 +219,7 @@ def _mixed_dataset(
 
     images = MixedDataset(str(folder / "root"), **settings).by_image()
     order = BatchSampler(RandomSampler(images), batch_size=batch, drop_last=False)
-    loader = DataLoader(images, sampler=order, **_loading(None, workers))
+    loader: DataLoader[Any] = DataLoader(images, sampler=order, **_loading(None, workers))
     return lambda number: ((batch["image"], batch["label"]) for batch in loader)
 
 

@@ -62,24 +62,32 @@ class Guesses:
         return {FEATURES: torch.randn(len(images), self._width, generator=self._rng)}
 
 
-def blending_models(root: Root, plan: BuildPlan, *, size: int, seconds: float = 0.0) -> Models:
+def blending_models(
+    plan: BuildPlan, prototypes: bytes, *, size: int, seconds: float = 0.0
+) -> Models:
     """Fake models of a root: blends of digits, and random features.
 
     Args:
+        prototypes: of the root, encoded.
         size, seconds: as for `Blends`.
     """
-    blends = Blends(size, seconds=seconds)
-    prototypes = root.store.get(PROTOTYPES)
+    blends: Any = Blends(size, seconds=seconds)
     annotator = build_annotator(plan.config.annotation, prototypes, device="cpu")
     width = annotator.measurements[FEATURES].prototypes.shape[1]
-    annotator_of_guesses: Any = replace(annotator, encoders=Guesses(width))
+    guesses: Any = Guesses(width)
     embeddings = blends.encode(plan.class_names)
-    return Models(blends, annotator_of_guesses, embeddings, random_noise(blends.latent_shape), "")
+    return Models(
+        blends,
+        replace(annotator, encoders=guesses),
+        embeddings,
+        random_noise(blends.latent_shape),
+        "",
+    )
 
 
 def fill(root: Root, *, size: int) -> None:
     """Make all missing shards of a root from blends of digits, with random features."""
     plan = build_of(root).plan
-    models = blending_models(root, plan, size=size)
+    models = blending_models(plan, root.store.get(PROTOTYPES), size=size)
     for shard in root.missing():
         generate_shard(plan.shard(shard), plan, models=models, root=root).publish()

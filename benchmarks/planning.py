@@ -6,6 +6,7 @@ import tarfile
 import tempfile
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def run() -> Result:
 
 def planning(result: Result) -> None:
     """Seconds and bytes of a plan from its config to the last of its groups and shards."""
-    sides: Sides = {str(n): lambda k=k: look_up(k) for n, k in SERIES_A_PAIR.items()}
+    sides: Sides = {str(n): partial(look_up, k) for n, k in SERIES_A_PAIR.items()}
     seconds = interleaved(sides, repeats=5)
     million = str(max(SERIES_A_PAIR))
     result.at_most("seconds for a plan of a million", max(seconds[million]), 2.0)

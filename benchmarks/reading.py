@@ -61,9 +61,9 @@ def from_memory(result: Result, root: Root, folder: Path) -> None:
     batches = BatchSampler(RandomSampler(images), BATCH, drop_last=False)
     batch_loader = DataLoader(images, batch_size=None, sampler=batches)
     expected = torch.stack([image for image, _ in files]).permute(0, 2, 3, 1)
-    result.equal(
-        "pixels are ImageFolder's", torch.equal(mixed.images.flatten(0, 1), expected), True
-    )
+    assert isinstance(mixed.images, Tensor)  # in memory
+    pixels = mixed.images.flatten(0, 1)
+    result.equal("pixels are ImageFolder's", torch.equal(pixels, expected), True)
     for name, tested_loader in (("samples", loader), ("batches", batch_loader)):
         numbers = torch.cat([number_of(batch) for batch in tested_loader]).sort().values
         equal = torch.equal(numbers, torch.arange(len(expected)))

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from benchmarks.measure import Result, interleaved, line, slope
+from benchmarks.measure import Result, Sides, interleaved, line, slope
 from benchmarks.models import build_config, open_root
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig
@@ -32,8 +32,8 @@ def run() -> Result:
     return result
 
 
-def _seconds(sides: dict[str, object]) -> list[list[float]]:
-    return list(interleaved(sides, repeats=5).values())  # type: ignore[arg-type]
+def _seconds(sides: Sides) -> list[list[float]]:
+    return list(interleaved(sides, repeats=5).values())
 
 
 def _batches(*overrides: str, count: int = 1):  # type: ignore[no-untyped-def]
@@ -72,7 +72,7 @@ def rows() -> dict:
         def call(latents=latents, condition=condition) -> None:  # type: ignore[no-untyped-def]
             with torch.inference_mode():
                 for _ in range(max(1, 256 // len(latents))):
-                    generator.predict(latents, torch.tensor(500), condition, 1.0)  # type: ignore[attr-defined]
+                    generator.predict(latents, torch.tensor(500), condition, 1.0)
 
         sides[str(count)] = call
     seconds = [

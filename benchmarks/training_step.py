@@ -5,6 +5,7 @@ import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,9 +96,9 @@ def blends(folder: Path) -> str:
     samples = []
     for group, (first, second) in enumerate(itertools.combinations(range(10), 2)):
         series = [a * pictures[first] + (1 - a) * pictures[second] for a in ALPHAS]
-        labels = {"classes": [first, second], "alphas": ALPHAS, "weights": ALPHAS}
-        labels["labels"] = [[[first, a], [second, 1 - a]] for a in ALPHAS]
-        record = handmade.series_of(handmade.record(group, **labels))
+        fields: dict[str, Any] = {"classes": [first, second], "alphas": ALPHAS, "weights": ALPHAS}
+        labels = [[[first, a], [second, 1 - a]] for a in ALPHAS]
+        record = handmade.series_of(handmade.record(group, labels=labels, **fields))
         images = [encode_image(image.round().astype(np.uint8), "webp") for image in series]
         samples.append(GroupSample(record, images, "webp"))
     url: str = handmade.root_of(folder, samples, real.class_names).url

@@ -134,7 +134,7 @@ def tar_of(*samples: GroupSample) -> bytes:
     return buffer.getvalue()
 
 
-ENCODER = {"model": "tiny", "pretrained": None, "dtype": "float32", "files": {}}
+ENCODER: dict[str, Any] = {"model": "tiny", "pretrained": None, "dtype": "float32", "files": {}}
 MODELS = {"generator": {"model": "sd", "revision": None, "files": {}}, "annotation": ENCODER}
 
 
@@ -242,7 +242,7 @@ def committed(root: Root) -> dict[int, CommitRecord]:
 
 def label_set(root: Root, **changes: Any) -> LabelSet:
     """A label set that has no labels yet."""
-    return create_set(root, LabelSetRecord(**LABEL_SET | changes))
+    return create_set(root, LabelSetRecord.model_validate(LABEL_SET | changes))
 
 
 def labels_of(group: int, count: int = 2, **changes: Any) -> SeriesLabels:

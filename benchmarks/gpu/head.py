@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from benchmarks.gpu.bench import Bench, check_activations
-from benchmarks.head import train_in_loop
+from benchmarks.head import train_images, train_in_loop
 from benchmarks.measure import Result
 from semix.calib.config import TrainConfig
 from semix.calib.network import Network
@@ -97,7 +97,7 @@ def frozen_network(config: TrainConfig, data: TrainingData, device: str) -> Netw
     network.normalise.fit(data.train_histogram)
     network = network.to(device).to(memory_format=torch.channels_last).train()
     with torch.no_grad():
-        for images in data.images("train").tensor[:5120].split(256):
+        for images in train_images(data)[:5120].split(256):
             network(images.to(device))
     return network.eval().requires_grad_(False)
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -189,9 +190,15 @@ def write_images(folder: Path, per_class: int, series_a_pair: int) -> str:
         for n, image in enumerate(images):
             Image.fromarray(image).save(target / f"{n:02d}.png")
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in alphas]
-        record = handmade.record(group, classes=list(pair), alphas=alphas, weights=alphas)
+        fields: dict[str, Any] = {
+            "classes": list(pair),
+            "alphas": alphas,
+            "weights": alphas,
+            "labels": labels,
+        }
+        record = handmade.series_of(handmade.record(group, **fields))
         encoded = [encode_image(image, "webp") for image in images]
-        samples.append(GroupSample({**record, "labels": labels}, encoded, "webp"))
+        samples.append(GroupSample(record, encoded, "webp"))
     url: str = handmade.root_of(folder / "mixed", samples, class_names()).url
     return url
 
