@@ -8,6 +8,7 @@ from typing import TypedDict, get_args
 from torch import Tensor, nn
 
 from semix.calib.config import Criterion, EarlyStopConfig
+from semix.calib.loop import check_finite
 from semix.calib.metrics import calibration_metrics
 from semix.calib.network import Outputs
 
@@ -84,6 +85,11 @@ def is_better(name: str, measures: Mapping[str, float], best: float | None) -> b
 
 
 def validation_measures(outputs: Outputs) -> dict[str, float]:
-    """All measures that can be a criterion, with 15 bins, also if the evaluation has others."""
+    """All measures that can be a criterion, with 15 bins, also if the evaluation has others.
+
+    Raises:
+        Diverged: a logit is NaN or infinite, which finite weights do not exclude.
+    """
+    check_finite({"a logit of a validation image": outputs.logits})
     measures = calibration_metrics(outputs.logits.cpu(), outputs.targets.cpu()).as_dict()
     return {name: measures[name] for name in CRITERIA}

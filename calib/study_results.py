@@ -25,6 +25,7 @@ from semix.calib.results import (
     ranks,
     read_seed_results,
 )
+from semix.calib.run_folder import is_measured
 from semix.calib.study import (
     Cell,
     GridChoice,
@@ -43,7 +44,9 @@ Results = Mapping[CellKey, Mapping[int, StageResult]]  # by seed
 
 
 def read_results(cells: Sequence[Cell], out: Path) -> Results:
-    """Read every seed that was measured with the settings of its cell, but not of failed cells.
+    """Read every seed that was measured with the settings of its cell.
+
+    Of a cell that failed and is not measured completely, no seed counts.
 
     Raises:
         InputError: a seed was trained under other settings.
@@ -53,7 +56,7 @@ def read_results(cells: Sequence[Cell], out: Path) -> Results:
             cell.config, cell.run(out), stage=cell.stage
         )
         for cell in cells
-        if failure_of(cell.run(out)) is None
+        if failure_of(cell.run(out)) is None or is_measured(cell.config, cell.run(out))
     }
 
 

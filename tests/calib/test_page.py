@@ -25,6 +25,7 @@ from semix.data.formats import SeriesRecord
 from semix.data.images import ENCODINGS, encode_image
 from semix.data.loaded_series import NoiseScores
 from semix.data.pages import fixed
+from semix.data.stored_images import StoredImages
 from semix.data.tar import GroupSample
 from tests import handmade
 from tests.calib.measured import (
@@ -248,6 +249,21 @@ def test_sheet_ends_with_the_least_ordered_series(tmp_path: Path):
     assert (got[0].first, got[0].second) == (NAUGHTY, "one")
     assert [frame.first for frame in got[0].frames] == [0.0, 0.5, 1.0]
     assert [frame.weight for frame in got[0].frames] == pytest.approx([0.0, 0.4, 1.0])
+
+
+def test_a_mixed_dataset_is_not_decoded_for_a_page_that_shows_a_dozen_series(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    decoded: list[int] = []
+
+    def decode(self: StoredImages, group: int, position: int) -> np.ndarray:
+        decoded.append(group)
+        return np.zeros(self.size, np.uint8)
+
+    monkeypatch.setattr(StoredImages, "decode", decode)
+    root, page = handmade.make_root(tmp_path / "root", 10, 5), tmp_path / "page.html"
+    write_report(page, runs=runs, mixed=root.url, agreement=None, facts={}, title="one")
+    assert 0 < len(set(decoded)) <= 12  # of 50
 
 
 def test_end_points_that_nobody_judged_say_what_would(tmp_path: Path):

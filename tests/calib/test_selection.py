@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from semix.calib.config import EarlyStopConfig
-from semix.calib.selection import EpochSelection, is_better
+from semix.calib.loop import Diverged
+from semix.calib.losses.base import Outputs
+from semix.calib.selection import EpochSelection, is_better, validation_measures
 
 
 def note(selection: EpochSelection, name: str, values: list[float]) -> list[bool]:
@@ -58,3 +60,10 @@ def test_nothing_is_watched_by_default():
 def test_only_accuracy_is_better_when_higher():
     assert is_better("accuracy", {"accuracy": 0.6}, 0.5)
     assert not is_better("brier", {"brier": 0.6}, 0.5)
+
+
+def test_infinite_logits_of_finite_weights_are_a_divergence():
+    logits = torch.tensor([[1.0, 0.0], [float("inf"), 0.0]])
+    outputs = Outputs(logits, torch.zeros(2, 1), torch.tensor([0, 1]))
+    with pytest.raises(Diverged, match="a logit of a validation image is NaN or infinite"):
+        validation_measures(outputs)

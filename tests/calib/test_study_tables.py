@@ -132,6 +132,15 @@ def test_an_incomplete_study_says_what_is_missing(make_study, tmp_path):
     assert "digits/mac: it *broke*" in latex_document(study, tables, missing=missing)
 
 
+def test_a_measured_cell_counts_also_if_a_failure_is_still_noted(make_study, tmp_path):
+    study = make_study()
+    cells = write_all(study, tmp_path)
+    before = rows_of(study, tmp_path)
+    note_failure(cells[1].run(tmp_path), "killed after it was measured", last_lines=[])
+    assert split_by_status(cells, tmp_path)[1] == {}
+    assert rows_of(study, tmp_path) == before
+
+
 def test_the_best_is_bold_in_markdown_and_latex(make_study, tmp_path):
     study = make_study(
         "name=50 % & more_", "methods.ls.name=LS $x$ | <b>", "description=First.\n\n<script>"
