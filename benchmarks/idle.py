@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import patch
 
 from semix.data.formats import PLAN, PROTOTYPES
 from semix.data.root import Root
@@ -57,13 +58,10 @@ def idle_workers(seconds: float = 0.0) -> Iterator[None]:
     """
     from semix.flows.slots import slot
 
-    module, slot.WORKER = slot.WORKER, MODULE
-    os.environ[SLEEP_VARIABLE] = str(seconds)
-    try:
+    # The working folder is not on a worker's import path.
+    variables = {SLEEP_VARIABLE: str(seconds), "PYTHONPATH": str(Path(__file__).parents[1])}
+    with patch.object(slot, "WORKER", MODULE), patch.dict(os.environ, variables):
         yield
-    finally:
-        slot.WORKER = module
-        del os.environ[SLEEP_VARIABLE]
 
 
 @contextmanager

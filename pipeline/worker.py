@@ -38,7 +38,8 @@ from semix.pipeline.shard_job import (
     failure_of,
 )
 
-OK, SOME_FAILED, UNEXPECTED_ERROR, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
+# Python itself ends with 1 if a module cannot be imported, and with 2 for wrong arguments.
+OK, SOME_FAILED, UNEXPECTED_ERROR, RESTART, CONFIGURATION, STOPPED = 0, 3, 70, 75, 78, 143
 # This many failures in a row are blamed on the worker, for example a full disk, not on the shards.
 MAX_FAILED_IN_A_ROW = 3
 TERMINAL_PREFIX = "semix: "  # prefix of lines that a person should see, not only a log

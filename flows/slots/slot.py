@@ -45,7 +45,7 @@ PAUSE_S = 3.0  # before a lost worker is started again
 # the store of five minutes.
 PAUSE_FACTOR, MAX_PAUSE_S = 10.0, 300.0
 SILENCE_S = leases.TIME_TO_LIVE  # limit without a heartbeat; a batch takes seconds to minutes
-SOME_FAILED, RESTART = 1, 75  # exit statuses of a worker
+SOME_FAILED, RESTART = 3, 75  # exit statuses of a worker
 TERMINAL_PREFIX = "semix: "  # prefix, by `semix.pipeline.worker`, of lines also for the terminal
 SHARD_LINE_EVERY_S = 10.0  # a line per shard would be a million lines in Prefect's database
 SHARD_LINE = re.compile(r"shard \d+( failed)?: ")

@@ -205,7 +205,7 @@ def test_an_existing_cluster_survives_the_death_of_one_of_its_processes(
         assert len(errors) == 2  # one slot a Dask worker or a GPU of Ray's
         for error in errors:
             assert "its worker ended: exit status 78" in error
-            assert "error: device = cuda: torch sees no GPU here" in error
+            assert "device = cuda: torch sees no GPU here" in error
         with killed(started, lambda: supervisors(started)) as dead:
             end = make(started.url, settings)
         assert len(dead) == 1

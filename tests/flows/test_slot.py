@@ -104,7 +104,8 @@ ENDS = {
     "hung": "time.sleep(600)",
     "settings": "sys.exit(78)",
     "crash": "sys.exit(70)",
-    "some shards": "sys.exit(1)",
+    "some shards": "sys.exit(3)",
+    "no module": "import wandered_off",
 }
 
 
@@ -153,8 +154,14 @@ def test_an_error_that_would_come_again_is_not_retried(lives, end, status):
     assert str(error) == f"slot {end}: its worker ended: exit status {status}: last words"
 
 
+def test_a_broken_installation_is_an_error_with_its_reason(lives):
+    error, starts = lives["no module"]
+    assert (starts, type(error)) == (1, WorkerFailed)
+    assert "exit status 1: ModuleNotFoundError: No module named 'wandered_off'" in str(error)
+
+
 def test_failed_shards_are_a_result_not_an_error(lives):
-    assert lives["some shards"] == ({"slot": "some shards", "status": 1, "made": 0}, 1)
+    assert lives["some shards"] == ({"slot": "some shards", "status": 3, "made": 0}, 1)
 
 
 # Its first lives end as the digits of `ends` say: 0 is lost at once, 1 after a shard.

@@ -25,6 +25,7 @@ from semix.pipeline.pending_shards import LeaseBackoff, PendingShards, ShardOrde
 from semix.pipeline.shard import make_batch
 from semix.pipeline.shard_job import Publish
 from semix.pipeline.worker import (
+    SOME_FAILED,
     DeviceError,
     TooManyFailures,
     Worker,
@@ -133,13 +134,13 @@ def test_nothing_is_loaded_where_nothing_is_missing(tmp_path):
 def test_a_failing_shard_is_tried_once_a_run_and_stops_no_other(tmp_path):
     errors = {1: ValueError("group 7: image 0 is one flat value (0)"), 3: OSError("disk full")}
     work = Numbers(tmp_path, errors=errors)
-    assert run(work) == 1
+    assert run(work) == SOME_FAILED
     assert sorted(work.tried) == [0, 1, 2, 3, 4, 5]
     assert work.failures()[1][0].group == 7
     assert work.failures()[3][0].group is None
     assert work.failures()[3][0].error == "OSError"
     again = Numbers(tmp_path, errors={3: OSError("disk full")})
-    assert run(again) == 1
+    assert run(again) == SOME_FAILED
     assert again.tried == [1, 3]
     assert len(again.failures()[3]) == 2
     assert run(Numbers(tmp_path)) == 0
@@ -187,13 +188,13 @@ def test_where_shard_after_shard_fails_a_new_process_is_asked_for(tmp_path):
             run(work)
         assert work.tried == tried
     work = Numbers(tmp_path, count=7, errors=disk_full(7))
-    assert run(work) == 1  # only the first of these had not failed before
+    assert run(work) == SOME_FAILED  # only the first of these had not failed before
     assert work.tried == [6, 0, 1, 2, 3, 4, 5]
 
 
 def test_a_shard_that_cannot_be_published_fails_as_one_that_cannot_be_made(tmp_path, capsys):
     work = Numbers(tmp_path, late={1: OSError("disk full"), 5: ValueError("no")})
-    assert run(work) == 1
+    assert run(work) == SOME_FAILED
     assert work.tried == [0, 1, 2, 3, 4, 5]
     failures = work.failures()
     assert {shard: notes[0].error for shard, notes in failures.items()} == {
@@ -221,7 +222,7 @@ def test_where_shard_after_shard_cannot_be_published_a_new_process_is_asked_for(
 def test_what_fails_in_a_row_is_counted_in_the_order_of_the_shards(tmp_path):
     errors = {shard: ValueError("no") for shard in (1, 3, 4)}
     work = Numbers(tmp_path, count=9, errors=errors, late={0: OSError("disk full")})
-    assert run(work) == 1  # 2 was made between
+    assert run(work) == SOME_FAILED  # 2 was made between
     assert sorted(work.failures()) == [0, 1, 3, 4]
 
 
@@ -244,7 +245,7 @@ def test_an_error_in_publishing_that_ends_the_worker_ends_it(tmp_path, error, ra
 
 def test_failures_with_a_shard_between_ask_for_nothing(tmp_path):
     errors = {shard: ValueError("no") for shard in (0, 1, 3, 4)}
-    assert run(Numbers(tmp_path, errors=errors)) == 1
+    assert run(Numbers(tmp_path, errors=errors)) == SOME_FAILED
 
 
 def test_what_a_sick_worker_failed_at_a_healthy_one_makes(tmp_path):
@@ -297,7 +298,7 @@ def test_a_clock_that_is_set_back_does_not_make_a_failing_shard_come_again(tmp_p
 
     monkeypatch.setattr(time, "time", earlier_each_time)
     work = Numbers(tmp_path, errors={0: ValueError("no")})
-    assert run(work) == 1
+    assert run(work) == SOME_FAILED
     assert work.tried.count(0) == 1
 
 
@@ -483,7 +484,7 @@ def test_errors_of_the_devices_libraries_are_the_devices(tmp_path, error, is_the
         with pytest.raises(DeviceError):
             run(work)
     else:
-        assert run(work) == 1
+        assert run(work) == SOME_FAILED
     assert len(work.failures()[0]) == 1
 
 
