@@ -24,6 +24,7 @@ from semix.pipeline.noise import initial_noise
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.regeneration import regenerate
 from semix.pipeline.relabel import relabelled_config
+from semix.pipeline.worker import SOME_FAILED
 from tests.pipeline.roots import (
     altered,
     bake,
@@ -108,7 +109,7 @@ def test_more_than_are_allowed_fail_their_shard_and_are_named(
 ):
     broken(hasty_config, {18: FLAT, 23: NAN})
     root = begun(hasty_config, tmp_path / "root")
-    assert work(root) == 1
+    assert work(root) == SOME_FAILED
     assert root.missing() == [3]
     failure = root.failures()[3][0]
     assert failure.error == "ValueError"
@@ -129,7 +130,7 @@ def test_where_none_may_be_left_out_one_fails_its_shard(hasty_config, broken, tm
     config = altered(hasty_config, "shards.max_left_out=0")
     broken(config, {20: NAN})
     root = begun(config, tmp_path / "root")
-    assert work(root, "--shards", "3-4") == 1
+    assert work(root, "--shards", "3-4") == SOME_FAILED
     assert root.done() == [4]
     message = root.failures()[3][0].message
     assert message.endswith(f"shards.max_left_out allows 0: group 20: {REASONS[NAN]}")
@@ -139,7 +140,7 @@ def test_a_shard_of_one_series_is_never_left_empty(make_config, hasty_standins, 
     config = make_config(hasty_standins, "shards.groups_per_shard=1", "shards.max_left_out=0.5")
     broken(config, {2: NAN})
     root = begun(config, tmp_path / "root")
-    assert work(root, "--shards", "1-2") == 1
+    assert work(root, "--shards", "1-2") == SOME_FAILED
     assert root.done() == [1]
     assert root.failures()[2][0].group == 2
 

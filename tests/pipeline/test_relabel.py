@@ -34,6 +34,7 @@ from semix.pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
+from semix.pipeline.worker import SOME_FAILED
 from tests.handmade import committed
 from tests.pipeline.roots import (
     altered,
@@ -253,7 +254,7 @@ def test_damaged_features_and_images_are_named_and_stop_no_other_shard(root, oth
     tar[600] ^= 1
     root.store.put(entries[3].tar, bytes(tar))
     image_labels = begin_set(root, f"model=local-dir:{other_clip}")
-    assert work(root, "--labels", image_labels.digest) == 1
+    assert work(root, "--labels", image_labels.digest) == SOME_FAILED
     assert image_labels.missing() == [3]
     failure = image_labels.failures()[3][0]
     assert failure.message.startswith(f"{entries[3].tar}: group 18, image 0: not a complete")
@@ -265,7 +266,7 @@ def test_other_bytes_than_recorded_are_never_labelled(root, other_clip):
     entries = committed(root)
     root.store.put(entries[7].tar, root.store.get(entries[6].tar))
     labels = begin_set(root, f"model=local-dir:{other_clip}")
-    assert work(root, "--labels", labels.digest) == 1
+    assert work(root, "--labels", labels.digest) == SOME_FAILED
     assert labels.missing() == [7]
 
 
@@ -281,7 +282,7 @@ def test_features_that_cannot_be_stored_fail_their_shard_by_name(root, other_cli
         return output
 
     monkeypatch.setattr(ClipEncoder, "encode", overflowing)
-    assert work(root, "--labels", labels.digest, "--shards", "1") == 1
+    assert work(root, "--labels", labels.digest, "--shards", "1") == SOME_FAILED
     (failure,) = labels.failures()[1]
     assert failure.message.startswith("group 8: the CLIP features of image 1 are not finite, or")
 
