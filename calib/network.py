@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -85,6 +85,24 @@ class Classifier(nn.Module):
         return logits.float()
 
 
+class StageClassifiers(nn.Module):
+    """Maps images, uint8 [N, S, S, 3], to the logits of C stages, float32 [N, C, K].
+
+    All stages share the network of stage one, which sees the images once.
+
+    Args:
+        heads: stage two's head, or none.
+    """
+
+    def __init__(self, network: Network, heads: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.network, self.heads = network, nn.ModuleList(heads)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits, features = self.network(images)
+        return torch.stack([logits.float(), *(head(features).float() for head in self.heads)], 1)
+
+
 def load_classifier(run: Path, seed: int, stage: StageName = "base") -> Classifier:
     """Load a classifier that a run has trained, on the CPU and in eval mode.
 
@@ -93,17 +111,32 @@ def load_classifier(run: Path, seed: int, stage: StageName = "base") -> Classifi
     Raises:
         InputError: the run has not trained it, or its files do not fit its settings.
     """
+    config, network = _load_network(run, seed)
+    head = _load_head(run, seed, config, network) if stage == "head" else None
+    return Classifier(network, head).eval()
+
+
+def load_stages(run: Path, seed: int) -> StageClassifiers:
+    """Load the classifiers of all stages of a seed, base before head; otherwise as above."""
+    config, network = _load_network(run, seed)
+    heads = [] if config.head is None else [_load_head(run, seed, config, network)]
+    return StageClassifiers(network, heads).eval()
+
+
+def _load_network(run: Path, seed: int) -> tuple[TrainConfig, Network]:
     config = stored_settings(_require_file(run / CONFIG).parent)
     num_classes = len(read_data(_require_file(run / DATA).parent)["class_names"])
     network = Network(_drop_pretrained_weights(config), num_classes)
     load_exactly(network, _require_file(seed_folder(run, seed) / MODEL))
-    head = None
-    if stage == "head":
-        path = _require_file(seed_folder(run, seed) / HEAD)
-        assert config.head is not None
-        head = build_head(config.head, network.num_features, num_classes)
-        load_exactly(head, path)
-    return Classifier(network, head).eval()
+    return config, network
+
+
+def _load_head(run: Path, seed: int, config: TrainConfig, network: Network) -> nn.Module:
+    path = _require_file(seed_folder(run, seed) / HEAD)
+    assert config.head is not None
+    head = build_head(config.head, network.num_features, len(read_data(run)["class_names"]))
+    load_exactly(head, path)
+    return head
 
 
 def _drop_pretrained_weights(config: TrainConfig) -> TrainConfig:

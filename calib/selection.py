@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from semix.calib.config import Criterion, EarlyStopConfig
 from semix.calib.loop import check_finite
-from semix.calib.metrics import calibration_metrics
+from semix.calib.metrics.measures import measured
 from semix.calib.network import Outputs
 
 CRITERIA: tuple[str, ...] = get_args(Criterion)
@@ -91,5 +91,4 @@ def validation_measures(outputs: Outputs) -> dict[str, float]:
         Diverged: a logit is NaN or infinite, which finite weights do not exclude.
     """
     check_finite({"a logit of a validation image": outputs.logits})
-    measures = calibration_metrics(outputs.logits.cpu(), outputs.targets.cpu()).as_dict()
-    return {name: measures[name] for name in CRITERIA}
+    return measured(outputs.logits.cpu(), outputs.targets.cpu(), CRITERIA)

@@ -289,7 +289,7 @@ def measure(predictions: Mapping[str, Tensor], config: EvaluationConfig | None =
     for kind in KINDS:
         inputs = _calibrated_logits(predictions, kind, temperature), predictions["test_targets"]
         samples = read_predictions(*validated_inputs(*inputs), config.bins)
-        metrics[kind] = summarise(samples, config.bins).as_dict()
+        metrics[kind] = summarise(samples, config.bins)
         if config.bootstrap:
             resamples = resampled(samples, config.bins, resamples=config.bootstrap, seed=0)
             intervals[kind] = {name: list(ends) for name, ends in intervals_of(resamples).items()}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 from semix.calib.config import TrainConfig
-from semix.calib.network import CHUNK, load_classifier
+from semix.calib.network import CHUNK, StageClassifiers, load_stages
 from semix.calib.processes import broadcast_from_main, wait_for_all
 from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ranges
@@ -28,7 +28,7 @@ Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `ImageS
 @torch.no_grad()
 @float32_precision("ieee")
 def predict_all(
-    classifiers: Sequence[nn.Module],
+    classifiers: StageClassifiers,
     load: Load,
     count: int,
     *,
@@ -36,13 +36,13 @@ def predict_all(
     device: torch.device,
     accelerator: Accelerator | None = None,
 ) -> Tensor:
-    """Logits of several classifiers for the same images, which are loaded once.
+    """Logits of several stages for the same images, which are loaded once.
 
     Each process predicts whole chunks, the same chunks as a single process would, then gathers
     those of the others: all processes must call this, and all get the complete logits in order.
 
     Args:
-        classifiers: on any device, in eval mode; they are moved to `device`.
+        classifiers: of C stages, on any device, in eval mode; they are moved to `device`.
         load: yields the images of each tensor of indices in turn, uint8 [n, S, S, 3].
     Returns:
         float32 [C, N, K] on the CPU.
@@ -50,15 +50,13 @@ def predict_all(
     processes = 1 if accelerator is None else accelerator.num_processes
     process = 0 if accelerator is None else accelerator.process_index
     per_process = math.ceil(math.ceil(count / CHUNK) / processes) * CHUNK  # images
-    all_logits = torch.zeros(per_process, len(classifiers), num_classes)
-    for module in classifiers:
-        module.to(device)
+    all_logits = torch.zeros(per_process, 1 + len(classifiers.heads), num_classes)
+    classifiers.to(device)
     indices = ranges(process * per_process, min(count, (process + 1) * per_process), CHUNK)
     with closing(load(indices)) as chunks:
         for start, images in zip(range(0, per_process, CHUNK), chunks, strict=False):
-            on_device = images.to(device)
-            logits = torch.stack([module(on_device).float() for module in classifiers], dim=1)
-            all_logits[start : start + len(on_device)] = logits.cpu()
+            logits = classifiers(images.to(device))
+            all_logits[start : start + len(logits)] = logits.cpu()
     if accelerator is not None and processes > 1:
         wait_for_all(accelerator)  # the main process may still be measuring
         all_logits = accelerator.gather(all_logits.to(accelerator.device)).cpu()
@@ -85,9 +83,9 @@ class TrainedSeed:
         return self.accelerator is None or self.accelerator.is_main_process
 
     @cached_property
-    def classifiers(self) -> dict[StageName, nn.Module]:
-        """The network of each stage. Raises InputError for a stage that is not trained."""
-        return {stage: load_classifier(self.run, self.seed, stage) for stage in self.stages}
+    def classifiers(self) -> StageClassifiers:
+        """The classifiers of all stages. Raises InputError for a stage that is not trained."""
+        return load_stages(self.run, self.seed)
 
     @cached_property
     def sources(self) -> dict[StageName, str]:
@@ -111,7 +109,7 @@ class TrainedSeed:
             InputError: a logit is not finite.
         """
         stage_logits = predict_all(
-            [self.classifiers[stage] for stage in self.stages],
+            self.classifiers,
             load,
             count,
             num_classes=self.data.num_classes,

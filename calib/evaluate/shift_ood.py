@@ -12,7 +12,8 @@ from semix.calib.check import MEAN, corruption_names
 from semix.calib.config import OODDataConfig, ShiftConfig
 from semix.calib.corruptions import corrupt
 from semix.calib.evaluate.predictions import TrainedSeed
-from semix.calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
+from semix.calib.metrics import max_probability, negative_entropy, ood_metrics
+from semix.calib.metrics.measures import measured
 from semix.calib.real_images import ImageSource, open_images
 from semix.calib.run_folder import Shift, StageName
 from semix.data.fingerprint import derived_seed
@@ -78,10 +79,9 @@ def images_to_corrupt(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageS
 
 
 def _cell(logits: Tensor, targets: Tensor, temperature: float, bins: int) -> ByMeasure:
-    plain = calibration_metrics(logits, targets, bins).as_dict()
-    scaled = calibration_metrics(logits / temperature, targets, bins).as_dict()
-    after_scaling = {f"scaled_{name}": scaled[name] for name in AFTER_SCALING}
-    return {name: plain[name] for name in MEASURES} | after_scaling
+    scaled = measured(logits / temperature, targets, AFTER_SCALING, bins=bins)
+    after_scaling = {f"scaled_{name}": value for name, value in scaled.items()}
+    return measured(logits, targets, MEASURES, bins=bins) | after_scaling
 
 
 def _mean(cells: list[ByMeasure]) -> ByMeasure:

@@ -1,6 +1,8 @@
-"""Calibration measures one by one, and `calibration_metrics`, which computes them all."""
+"""Calibration measures one by one, and `calibration_metrics` and `measured` of several."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.fft import dct
@@ -18,7 +20,7 @@ from semix.calib.metrics.one_pass import (
     read_predictions,
     validated_inputs,
 )
-from semix.calib.metrics.selective import selective
+from semix.calib.metrics.selective import Selective, selective
 from semix.calib.metrics.variational import top_label_error
 
 
@@ -193,37 +195,82 @@ def calibration_metrics(
     Raises:
         ValueError: see `semix.calib.metrics.one_pass.validated_inputs`; or bins below 1.
     """
+    return CalibrationMetrics(**measured(logits, targets, bins=bins, adaptive=adaptive))
+
+
+def measured(
+    logits: Tensor,
+    targets: Tensor,
+    names: Iterable[str] = (),
+    *,
+    bins: int = 15,
+    adaptive: Adaptive = "split",
+) -> dict[str, float]:
+    """Only these of the MEASURES, all of them by default; otherwise as `calibration_metrics`."""
     check_bins(bins)
     predictions = read_predictions(*validated_inputs(logits, targets), bins)
-    return summarise(predictions, bins, adaptive=adaptive)
+    return summarise(predictions, bins, names, adaptive=adaptive)
 
 
 def summarise(
-    predictions: Predictions, bins: int, *, adaptive: Adaptive = "split"
-) -> CalibrationMetrics:
-    """All measures of the predictions; `bins` as for `read_predictions`."""
-    confidence, correct = predictions.confidence, predictions.correct
-    width_bins = equal_width(confidence, correct, bins, precision=predictions.precision)
-    mass_bins = equal_mass(
-        confidence, correct, bins, variant=adaptive, precision=predictions.precision
-    )
-    brier = predictions.brier.mean().item()
-    terms = decompose_brier(brier, predictions.classes)
-    return CalibrationMetrics(
-        accuracy=correct.mean().item(),
-        ece=expected_error(width_bins),
-        adaptive_ece=expected_error(mass_bins),
-        classwise_ece=classwise_error(predictions.classes),
-        smooth_ece=smooth_error(confidence, correct),
-        mce=maximum_error(width_bins),
-        over_ece=over_error(width_bins),
-        under_ece=under_error(width_bins),
-        nll=predictions.nll.mean().item(),
-        brier=brier,
-        brier_reliability=terms.reliability,
-        brier_resolution=terms.resolution,
-        brier_uncertainty=terms.uncertainty,
-        brier_within=terms.within,
-        variational_ece=top_label_error(confidence, correct),
-        **asdict(selective(confidence, correct)),
-    )
+    predictions: Predictions,
+    bins: int,
+    names: Iterable[str] = (),
+    *,
+    adaptive: Adaptive = "split",
+) -> dict[str, float]:
+    """These of the MEASURES, all by default, of predictions; `bins` as for `read_predictions`."""
+    parts = _Parts(predictions, bins, adaptive)
+    return {name: MEASURES[name](parts) for name in names or MEASURES}
+
+
+class _Parts:
+    """What several measures are computed from, each part when it is first asked for."""
+
+    def __init__(self, predictions: Predictions, bins: int, adaptive: Adaptive) -> None:
+        self.predictions, self._bins, self._adaptive = predictions, bins, adaptive
+        self.confidence, self.correct = predictions.confidence, predictions.correct
+        self.brier = predictions.brier.mean().item()
+
+    @cached_property
+    def of_equal_width(self) -> ReliabilityBins:
+        precision = self.predictions.precision
+        return equal_width(self.confidence, self.correct, self._bins, precision=precision)
+
+    @cached_property
+    def of_equal_size(self) -> ReliabilityBins:
+        precision, variant = self.predictions.precision, self._adaptive
+        return equal_mass(
+            self.confidence, self.correct, self._bins, variant=variant, precision=precision
+        )
+
+    @cached_property
+    def terms(self) -> BrierTerms:
+        return decompose_brier(self.brier, self.predictions.classes)
+
+    @cached_property
+    def selective(self) -> Selective:
+        return selective(self.confidence, self.correct)
+
+
+MEASURES: dict[str, Callable[[_Parts], float]] = {  # the fields of `CalibrationMetrics`
+    "accuracy": lambda parts: parts.correct.mean().item(),
+    "ece": lambda parts: expected_error(parts.of_equal_width),
+    "adaptive_ece": lambda parts: expected_error(parts.of_equal_size),
+    "classwise_ece": lambda parts: classwise_error(parts.predictions.classes),
+    "smooth_ece": lambda parts: smooth_error(parts.confidence, parts.correct),
+    "mce": lambda parts: maximum_error(parts.of_equal_width),
+    "over_ece": lambda parts: over_error(parts.of_equal_width),
+    "under_ece": lambda parts: under_error(parts.of_equal_width),
+    "nll": lambda parts: parts.predictions.nll.mean().item(),
+    "brier": lambda parts: parts.brier,
+    "brier_reliability": lambda parts: parts.terms.reliability,
+    "brier_resolution": lambda parts: parts.terms.resolution,
+    "brier_uncertainty": lambda parts: parts.terms.uncertainty,
+    "brier_within": lambda parts: parts.terms.within,
+    "aurc": lambda parts: parts.selective.aurc,
+    "augrc": lambda parts: parts.selective.augrc,
+    "coverage_at_5_risk": lambda parts: parts.selective.coverage_at_5_risk,
+    "risk_at_80_coverage": lambda parts: parts.selective.risk_at_80_coverage,
+    "variational_ece": lambda parts: top_label_error(parts.confidence, parts.correct),
+}
