@@ -4,26 +4,25 @@ import resource
 import subprocess
 import sys
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.measure import Result
-from semix.calib.posthoc import fit_temperature
-from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
+from semix.calib.calibrators import CALIBRATORS
+from semix.calib.temperature import fit_temperature
 
 SAMPLES, CLASSES = 50_000, 1_000
 GB = 1e9
-FITS = {"ets": fit_ensemble, "svs": fit_svs, "sms": fit_sms}
+NAMES = {"temperature": "scaled", "ets": "ets", "svs": "svs", "sms": "sms"}
 
 
 def run() -> Result:
     """Fit each calibrator in a separate process, to measure its peak memory."""
     result = Result("C15", f"fitting calibrators to {SAMPLES:,} x {CLASSES:,} logits")
     runs: dict[str, dict[str, float]] = {}
-    for name in ("temperature", *FITS):
+    for name in NAMES:
         command = [sys.executable, "-m", "benchmarks.calibrators", name]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         nll, truth, seconds, peak = map(float, output.split())
@@ -55,15 +54,11 @@ def fit_and_measure(name: str) -> str:
     logits, targets, truth = random_logits(2 * SAMPLES, CLASSES, seed=1)
     held_out, test = slice(0, SAMPLES), slice(SAMPLES, None)
     start = time.perf_counter()
-    calibrated: Any
-    if name == "temperature":
-        calibrated = logits[test] / fit_temperature(logits[held_out], targets[held_out])
-    else:
-        calibrated = FITS[name](logits[held_out], targets[held_out])
+    temperature = fit_temperature(logits[held_out], targets[held_out])
+    calibrator = CALIBRATORS[NAMES[name]].fit(logits[held_out], targets[held_out], temperature)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB
-    calibrated = calibrated if isinstance(calibrated, Tensor) else calibrated.apply(logits[test])
-    nll = functional.cross_entropy(calibrated, targets[test]).item()
+    nll = functional.cross_entropy(calibrator(logits[test]), targets[test]).item()
     truth_nll = functional.cross_entropy(truth[test], targets[test]).item()
     return f"{nll} {truth_nll} {seconds} {peak}"
 

@@ -185,7 +185,7 @@ def classifier(config: BuildConfig, out: Path, *, seeds: int) -> dict[str, Any]:
     rate = root.progress().images_done / root.totals().seconds
     figures: dict[str, Any] = {"images_per_second": rate}
     for key in ("accuracy", "ece", "nll"):
-        values = [row["plain"][key] for row in rows]
+        values = [row["kinds"]["plain"][key] for row in rows]
         figures[key] = {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
     return figures
 

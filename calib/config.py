@@ -376,6 +376,9 @@ class EvaluationConfig(Settings):
 
 # Measures on validation images; one of them decides when to stop, or which epoch to select.
 Criterion = Literal["accuracy", "nll", "ece", "adaptive_ece", "classwise_ece", "brier"]
+# scaled_nll: the NLL after temperature scaling, which is what remains where one refines first and
+# calibrates afterwards (Berta et al. 2025, arXiv 2501.19195).
+EpochCriterion = Criterion | Literal["scaled_nll"]
 
 # Settings that do not influence the trained weights of a seed: which seeds are trained, names, what
 # is shown and measured, and where images are stored. True excludes a setting or a whole section.
@@ -406,7 +409,7 @@ Seeds = Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_check_se
 class EarlyStopConfig(Settings):
     """End stage one when validation has not improved for a while."""
 
-    measure: Criterion = Field("nll", description="of the validation images, after each epoch")
+    measure: EpochCriterion = Field("nll", description="of the validation images, after each epoch")
     patience: int = Field(10, ge=1, description="epochs without an improvement")
 
 
@@ -451,8 +454,10 @@ class TrainConfig(Settings):
     )
     augment: AugmentConfig = Field(AugmentConfig(), description="of training images")
     optimiser: OptimiserConfig = Field(OptimiserConfig(), description="of the classifier")
-    select: Literal["last"] | Criterion = Field(
-        "last", description="which epoch's weights to keep: the last, or the best on validation"
+    select: Literal["last"] | EpochCriterion = Field(
+        "last",
+        description="which epoch's weights to keep: the last, or the best on validation; "
+        "scaled_nll is the NLL after temperature scaling",
     )
     early_stop: EarlyStopConfig | None = Field(None, description="none trains all epochs")
     ema: float | None = Field(

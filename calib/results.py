@@ -2,7 +2,7 @@
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,7 +15,6 @@ from semix.calib.replicates import Comparison, Unit, centre_resamples
 from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
-    KINDS,
     SCHEMA,
     Evaluation,
     Row,
@@ -32,10 +31,12 @@ from semix.data.errors import InputError
 from semix.data.files import read_json
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import Tensor
 
 EvalSplit = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
+SCALED = "scaled_"  # prefix of measures on corrupted images after temperature scaling
 LOGITS = re.compile(r"seed-\d+/logits-(base|head)\.safetensors")  # below the run
 TableName = Literal["page", "run", "study", "shift", "ood", "selective", "conformal"]
 
@@ -180,7 +181,7 @@ class StageResult:
     Attributes:
         bins: number of bins of all binned measures.
         logits: path of the file with its logits.
-        kinds: measures on test images, by kind of calibration; see KINDS.
+        kinds: measures on test images, by kind: "plain", as trained, or a calibrator.
         intervals: 95 % bootstrap intervals, by kind and measure; empty if not measured.
         resamples: measures on bootstrap resamples, by kind and measure.
         conformal: coverage and average size of conformal sets, by nonconformity score.
@@ -208,16 +209,15 @@ class StageResult:
         """
         if not LOGITS.fullmatch(row["logits"]):
             raise ValueError(f"logits are at {row['logits']}, which is not a file of a run")
-        plain = {"plain": row["intervals"]} if row.get("intervals") else {}
         values = {
             "stage": row["stage"],
             "seed": row["seed"],
             "bins": row["bins"],
             "temperature": row["temperature"],
             "logits": run / row["logits"],
-            "kinds": {kind: row[kind] for kind in KINDS if kind in row},
-            "intervals": plain | row.get("posthoc_intervals", {}),
-            "resamples": row.get("drawn", {}),
+            "kinds": row["kinds"],
+            "intervals": row.get("intervals", {}),
+            "resamples": row.get("resamples", {}),
             "conformal": row.get("conformal", {}),
             "shift": row.get("shift"),
             "ood": row.get("ood", {}),
@@ -234,6 +234,27 @@ class StageResult:
         tensors = load_tensors(self.logits)
         with report_damage(self.logits):
             return tensors[f"{split}_logits"], tensors[f"{split}_targets"]
+
+    def values(self) -> Iterator[tuple[str, str, str, float]]:
+        """Kind, part, measure and value of everything that was measured; see `results`."""
+        parts: list[tuple[str, str, Values]] = [
+            *((kind, "test", values) for kind, values in self.kinds.items()),
+            *((score, "conformal", values) for score, values in self.conformal.items()),
+        ]
+        if self.shift is not None:
+            parts.append(("plain", "shift", self.shift["mean"]))
+            for name, by_severity in self.shift["corruptions"].items():
+                parts += [("plain", f"shift {name} {s}", v) for s, v in by_severity.items()]
+        parts += [
+            ("plain", "ood" if name == "mean" else f"ood {name}", values)
+            for name, values in self.ood.items()
+        ]
+        for kind, part, values in parts:
+            for measure, value in values.items():
+                if measure == "images":  # a number of OOD images, not a measure
+                    continue
+                scaled = measure.startswith(SCALED)
+                yield "scaled" if scaled else kind, part, measure.removeprefix(SCALED), value
 
     def mean_of(self, images: Literal["shift", "ood"]) -> Values:
         """Means over corruptions and severities, or over OOD datasets; empty if not measured."""
@@ -269,7 +290,7 @@ class MethodResult:
     A row of a study has the seeds of all its replicates.
 
     Attributes:
-        kind: one of KINDS; used where a method of this class is called without a kind.
+        kind: of calibration; used where a method of this class is called without a kind.
         data: digest of the real images; only methods with the same digest can be compared.
         dataset: name of the real images.
     """
@@ -360,6 +381,42 @@ def load_methods(runs: Sequence[Path]) -> list[MethodResult]:
             raise InputError("name", label, "two runs have this name; give each its own")
     _check_same_bins(methods)
     return methods
+
+
+RESULT_COLUMNS = (
+    *("dataset", "row", "stage", "split", "draw", "seed", "kind", "part", "measure", "value"),
+)
+
+
+def results(runs: Sequence[str | Path]) -> "DataFrame":
+    """All measured values of finished runs, one per line, for plots and tables of one's own.
+
+    Columns: `dataset`, the name of the real images; `row`, the method's label; `stage`, base or
+    head; `split` and `draw`, the replicate of a study, 0 and none for single runs; `seed`; `kind`,
+    "plain" as trained, or the calibrator, of conformal sets the score; `part`, the images: "test",
+    "conformal" (sets on test images), "shift" (means over corruptions and severities), "shift NAME
+    SEVERITY", "ood" (means over datasets) or "ood NAME"; `measure`; `value`, a fraction, never per
+    cent.
+
+    Args:
+        runs: run folders.
+    Raises:
+        InputError: as `load_methods`.
+    """
+    return value_table(load_methods([Path(run) for run in runs]))
+
+
+def value_table(methods: Sequence[MethodResult]) -> "DataFrame":
+    """The values of these methods, as `results` describes them."""
+    from pandas import DataFrame
+
+    lines = [
+        (m.dataset, m.label, m.stage, *unit, *value)
+        for m in methods
+        for unit, result in m.seeds.items()
+        for value in result.values()
+    ]
+    return DataFrame(lines, columns=list(RESULT_COLUMNS))
 
 
 def _check_same_bins(methods: Sequence[MethodResult]) -> None:

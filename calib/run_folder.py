@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, NotRequired, get_args
+from typing import IO, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
@@ -24,7 +24,7 @@ EVALUATION = "evaluation.json"
 MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: the weights of each stage
 LINEAGE = "lineage.json"  # if mixed images are used: `semix.data.lineage.Lineage`
 HISTORY = "history.jsonl"  # of a seed: one line per epoch, over its stages
-SCHEMA = 3  # of evaluation.json
+SCHEMA = 4  # of evaluation.json
 StageName = Literal["base", "head"]  # as in names of files and in rows of evaluation.json
 MAX_NAMED_SETTINGS = 5  # in one error message
 OTHER_DATA_REMEDY = (
@@ -54,12 +54,6 @@ class DataRecord(TypedDict):
 
 # evaluation.json, of a run and of each seed
 
-# plain: as trained; the others are after post-hoc calibration. scaled: by a temperature; ets: an
-# ensemble of scaled, uncalibrated and uniform probabilities; vector: a scale and shift per class;
-# svs: the same, regularised towards one temperature; sms: a matrix, regularised in the same way;
-# isotonic: a map per class.
-Kind = Literal["plain", "scaled", "ets", "vector", "svs", "sms", "isotonic"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 Intervals = dict[str, list[float]]  # lower and upper limit, by measure
 
 
@@ -73,23 +67,19 @@ class Shift(TypedDict):
 
 
 class Measures(TypedDict):
-    """Measures on test images, by kind of calibration."""
+    """Measures on test images.
+
+    Kinds are "plain", as trained, and the names of `semix.calib.calibrators.CALIBRATORS`.
+    """
 
     bins: int
     temperature: float
     validation_accuracy: NotRequired[float]  # as trained
-    plain: dict[str, float]
-    scaled: dict[str, float]
-    ets: dict[str, float]
-    vector: dict[str, float]
-    svs: dict[str, float]
-    sms: dict[str, float]
-    isotonic: dict[str, float]
+    kinds: dict[str, dict[str, float]]  # measures by kind
     conformal: dict[str, dict[str, float]]  # of the scaled logits, by nonconformity score
-    intervals: NotRequired[Intervals]  # of the plain measures
-    posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the other measures, by kind
+    intervals: NotRequired[dict[str, Intervals]]  # by kind
     # Measures on bootstrap resamples, by kind and measure, for `semix.calib.replicates`.
-    drawn: NotRequired[dict[str, dict[str, list[float]]]]
+    resamples: NotRequired[dict[str, dict[str, list[float]]]]
 
 
 class Row(Measures):

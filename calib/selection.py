@@ -11,8 +11,10 @@ from semix.calib.config import Criterion, EarlyStopConfig
 from semix.calib.loop import check_finite
 from semix.calib.metrics.measures import measured
 from semix.calib.network import Outputs
+from semix.calib.temperature import fit_temperature
 
 CRITERIA: tuple[str, ...] = get_args(Criterion)
+SCALED_NLL = "scaled_nll"
 HIGHER_IS_BETTER = ("accuracy",)
 
 
@@ -50,6 +52,12 @@ class EpochSelection:
         return self.select != "last" or self.early_stop is not None
 
     @property
+    def needs_temperature(self) -> bool:
+        """Whether one of these measures is that after temperature scaling."""
+        stop_measure = self.early_stop.measure if self.early_stop else None
+        return SCALED_NLL in (self.select, stop_measure)
+
+    @property
     def finished(self) -> bool:
         return self.early_stop is not None and self._waited >= self.early_stop.patience
 
@@ -84,11 +92,18 @@ def is_better(name: str, measures: Mapping[str, float], best: float | None) -> b
     return measures[name] > best if name in HIGHER_IS_BETTER else measures[name] < best
 
 
-def validation_measures(outputs: Outputs) -> dict[str, float]:
-    """All measures that can be a criterion, with 15 bins, also if the evaluation has others.
+def validation_measures(outputs: Outputs, *, scaled: bool = False) -> dict[str, float]:
+    """The measures that can be a criterion, with 15 bins, also if the evaluation has others.
 
+    Args:
+        scaled: also fit a temperature, for the NLL after scaling with it.
     Raises:
         Diverged: a logit is NaN or infinite, which finite weights do not exclude.
     """
     check_finite({"a logit of a validation image": outputs.logits})
-    return measured(outputs.logits.cpu(), outputs.targets.cpu(), CRITERIA)
+    logits, targets = outputs.logits.cpu(), outputs.targets.cpu()
+    measures = measured(logits, targets, CRITERIA)
+    if scaled:
+        temperature = fit_temperature(logits, targets)
+        measures[SCALED_NLL] = measured(logits / temperature, targets, ["nll"])["nll"]
+    return measures

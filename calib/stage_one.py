@@ -206,7 +206,8 @@ class BaseStage:
         """Measure the validation images, if the selection of an epoch needs it."""
         if not self.selection.needs_validation:
             return {}
-        measures = validation_measures(self.validation_outputs.outputs("validation"))
+        outputs = self.validation_outputs.outputs("validation")
+        measures = validation_measures(outputs, scaled=self.selection.needs_temperature)
         self.selection.note(measures, self.evaluated_network, epoch)
         return {f"validation_{name}": value for name, value in measures.items()}
 

@@ -395,7 +395,8 @@ class HeadStage:
         self.loss.end_epoch(feedback)
         if not self.selection.needs_validation:
             return {}
-        measures = validation_measures(feedback.outputs("validation"))
+        outputs = feedback.outputs("validation")
+        measures = validation_measures(outputs, scaled=self.selection.needs_temperature)
         self.selection.note(measures, self.head, epoch)
         return {f"validation_{name}": value for name, value in measures.items()}
 

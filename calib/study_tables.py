@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 2
-CALIBRATORS = ("scaled", "sms")  # post-hoc calibration whose gain in proper scores is shown
+SHOWN_CALIBRATORS = ("scaled", "sms")  # post-hoc calibration whose gain in proper scores is shown
 STUDY_JSON = "study.json"
 VALUES_CSV, RESAMPLES_CSV = "values.csv", "resamples.csv.gz"
 NOT_RUN = "not run yet"
@@ -288,7 +288,7 @@ def markdown_document(
         blocks += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
         if (shifted := shifted_table(table)).rows:
             blocks += ["Corrupted test images and OOD images:", as_markdown(shifted)]
-        gains = improvements([row.method for row in table.rows], CALIBRATORS)
+        gains = improvements([row.method for row in table.rows], SHOWN_CALIBRATORS)
         if table.split == "test" and gains.rows:
             blocks += ["Relative decrease of proper scores by post-hoc calibration:"]
             blocks += [as_markdown(gains)]

@@ -10,6 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from semix.calib.calibrators import CALIBRATORS, PLAIN
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     ACCURACY,
@@ -25,22 +26,14 @@ from semix.calib.results import (
     measures_in,
     significant_change,
 )
-from semix.calib.run_folder import KINDS, Shift
+from semix.calib.run_folder import Shift
 from semix.data.printable import markdown_text, printable, printable_line, spreadsheet_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MAIN_KINDS = {"plain": "as trained", "scaled": "+ temperature scaling"}
-KIND_LABELS = {
-    "plain": "",
-    "scaled": "+ temperature scaling",
-    "ets": "+ ETS",
-    "vector": "+ vector scaling",
-    "svs": "+ SVS",
-    "sms": "+ SMS",
-    "isotonic": "+ isotonic regression",
-}
+MAIN_KINDS = {PLAIN: "as trained", "scaled": CALIBRATORS["scaled"].label}
+KIND_LABELS = {PLAIN: "", **{name: kind.label for name, kind in CALIBRATORS.items()}}
 PROPER = (NLL, MEASURE["brier"])
 RELATIVE_DECREASE = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
@@ -380,7 +373,9 @@ def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCe
     return TableCell(text)
 
 
-def improvements(methods: Sequence[MethodResult], kinds: Sequence[str] = KINDS[1:]) -> Table:
+def improvements(
+    methods: Sequence[MethodResult], kinds: Sequence[str] = tuple(CALIBRATORS)
+) -> Table:
     """The relative decrease of proper scores by each kind of post-hoc calibration."""
 
     def relative_decrease(method: MethodResult, measure: Measure, kind: str) -> TableCell:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from semix.calib.config import TrainConfig
     from semix.calib.losses import build_loss, build_mixed_loss
     from semix.calib.metrics import calibration_metrics, ood_metrics
-    from semix.calib.posthoc import fit_temperature
+    from semix.calib.results import results
+    from semix.calib.temperature import fit_temperature
     from semix.data.dataset import MixedDataset
     from semix.data.errors import InputError
     from semix.data.labels import sharpen, soft_labels
@@ -60,6 +61,7 @@ __all__ = [
     "projection_weight",
     "relabel",
     "report",
+    "results",
     "resume",
     "shard_urls",
     "sharpen",
@@ -73,7 +75,8 @@ _MODULES = {
     "semix.calib.config": "TrainConfig",
     "semix.calib.losses": "build_loss build_mixed_loss",
     "semix.calib.metrics": "calibration_metrics ood_metrics",
-    "semix.calib.posthoc": "fit_temperature",
+    "semix.calib.results": "results",
+    "semix.calib.temperature": "fit_temperature",
     "semix.data.dataset": "MixedDataset",
     "semix.data.errors": "InputError",
     "semix.data.labels": "sharpen soft_labels",

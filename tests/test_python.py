@@ -12,6 +12,7 @@ import pytest
 from accelerate.state import AcceleratorState
 
 import semix
+from tests.calib.measured import make_run
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text()
@@ -43,9 +44,11 @@ def fresh_accelerate() -> Iterator[None]:
 
 @pytest.fixture
 def birds(tmp_path, monkeypatch, hasty_config) -> None:
-    """A working folder with the file that the page names."""
+    """A working folder with the file and the runs that the page names."""
     monkeypatch.chdir(tmp_path)
     Path("birds.yaml").write_text(json.dumps(hasty_config.model_dump(mode="json")))
+    for name, eces in (("ce", [0.05, 0.06, 0.07]), ("csm", [0.02, 0.03, 0.05])):
+        make_run(Path("runs", name), name, [{"ece": ece} for ece in eces])
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block not in COMMANDS])
@@ -63,6 +66,9 @@ def test_the_pages_lines_run(block, birds, built, fresh_accelerate, capsys):
         assert sum(len(batch["image"]) for batch in names["loader"]) == 180
     if "loss" in names:
         assert all(weight.grad.abs().sum() > 0 for weight in names["network"].parameters())
+    if "change" in names:
+        assert names["change"].mean() == pytest.approx(-0.08 / 3)
+        assert names["low"] == pytest.approx(-0.03) and names["high"] == pytest.approx(-0.02)
     if "scaled" in names:
         assert names["scaled"].ece < names["plain"].ece
 

@@ -51,7 +51,8 @@ def test_a_small_study_ends_in_its_table(prefect_api, tmp_path):
     study(config, out)
     (seed_row,) = json.loads((out / "digits/ce/evaluation.json").read_text())["rows"]
     (row,) = json.loads((out / "study.json").read_text())["test"]["digits"]["rows"]
-    means = {key: row["summary"][key]["mean"] for key in seed_row["plain"] if key in row["summary"]}
+    plain, summary = seed_row["kinds"]["plain"], row["summary"]
+    means = {key: summary[key]["mean"] for key in plain if key in summary}
     assert {"accuracy", "ece", "nll", "brier"} <= means.keys()
-    assert means == {key: seed_row["plain"][key] for key in means}
+    assert means == {key: plain[key] for key in means}
     assert "CE" in (out / "study.md").read_text()

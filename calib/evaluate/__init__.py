@@ -12,25 +12,24 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from semix.calib.calibration import Calibration, write_calibrations
+from semix.calib.calibrators import KINDS, PLAIN
 from semix.calib.check import check_evaluation
 from semix.calib.config import EvaluationConfig, TrainConfig
 from semix.calib.evaluate.predictions import TrainedSeed
 from semix.calib.evaluate.shift_ood import measure_ood, measure_shift
 from semix.calib.metrics.bootstrap import INTERVALS, intervals_of, resampled
-from semix.calib.metrics.conformal import SCORES, conformal_sets
+from semix.calib.metrics.conformal import SCORES, measure_sets
 from semix.calib.metrics.measures import summarise
 from semix.calib.metrics.one_pass import read_predictions, validated_inputs
-from semix.calib.posthoc import fit_isotonic, fit_temperature, fit_vector
 from semix.calib.processes import broadcast_from_main
 from semix.calib.real_data import TrainingData, open_data
 from semix.calib.replicates import COMPARED_MEASURES, STORED_RESAMPLES
 from semix.calib.run_folder import (
     EVALUATION,
-    KINDS,
     SCHEMA,
     Evaluation,
     Intervals,
-    Kind,
     Measures,
     Row,
     SeedEvaluation,
@@ -42,17 +41,9 @@ from semix.calib.run_folder import (
     seed_evaluation_path,
     stored_settings,
 )
-from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
 from semix.data.files import read_json, write_json
 
-FITS: dict[Kind, Any] = {
-    "ets": fit_ensemble,
-    "vector": fit_vector,
-    "svs": fit_svs,
-    "sms": fit_sms,
-    "isotonic": fit_isotonic,
-}
-MISCOVERAGE = 0.1  # fraction of conformal sets that may lack the true class
+MISCOVERAGE = 0.1  # of the conformal sets that are measured
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
 
@@ -87,9 +78,9 @@ def evaluate_run(
     seeds = []
     for seed in config.seeds:
         trained = TrainedSeed(config, data, run, seed, torch.device(device))
-        measured = measure_seed(trained, fresh=fresh)
+        measured, calibrations = measure_seed(trained, fresh=fresh)
         if output_path is None:
-            write_json(seed_evaluation_path(run, seed), measured)
+            write_seed(trained, measured, calibrations)
         seeds.append(measured)
     evaluation = merged_evaluation(config, data, seeds)
     write_json(output_path or run / EVALUATION, evaluation)
@@ -118,15 +109,28 @@ def evaluate_seed(
         InputError: the settings cannot be measured, or a classifier returns NaN.
     """
     trained = TrainedSeed(config, data, run, seed, device, accelerator)
-    evaluation = measure_seed(trained, seconds=seconds, fresh=fresh)
+    evaluation, calibrations = measure_seed(trained, seconds=seconds, fresh=fresh)
     if trained.is_main:
-        write_json(seed_evaluation_path(run, seed), evaluation)
+        write_seed(trained, evaluation, calibrations)
+
+
+def write_seed(
+    trained: TrainedSeed,
+    evaluation: SeedEvaluation,
+    calibrations: Mapping[StageName, Calibration],
+) -> None:
+    """Write what was fitted, then the evaluation, with which the seed is done."""
+    write_calibrations(trained.run, trained.seed, calibrations, trained.sources)
+    write_json(seed_evaluation_path(trained.run, trained.seed), evaluation)
 
 
 def measure_seed(
     trained: TrainedSeed, *, seconds: float | None = None, fresh: bool
-) -> SeedEvaluation:
-    """The evaluation that `evaluate_seed` writes; without rows in a process that only predicts."""
+) -> tuple[SeedEvaluation, dict[StageName, Calibration]]:
+    """The evaluation that `evaluate_seed` writes, and what was fitted for each stage.
+
+    Both have no stages in a process that only predicts.
+    """
     started = time.perf_counter()
     config, data = trained.config, trained.data
     if seconds is None:
@@ -134,8 +138,8 @@ def measure_seed(
         seconds = previous.get("training_seconds", 0.0) if previous else 0.0
     names, size = data.real.class_names, config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
-    rows = rows_of(trained, fresh=fresh)
-    return {
+    rows, calibrations = rows_of(trained, fresh=fresh)
+    evaluation: SeedEvaluation = {
         "schema": SCHEMA,
         "config": config.identity(),
         "evaluation": config.evaluation.model_dump(mode="json"),
@@ -144,6 +148,7 @@ def measure_seed(
         "seconds": seconds + time.perf_counter() - started,  # of training and this evaluation
         "rows": rows,
     }
+    return evaluation, calibrations
 
 
 def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Evaluation:
@@ -209,8 +214,10 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
-def rows_of(trained: TrainedSeed, *, fresh: bool) -> list[Row]:
-    """Measure the stages, base before head; return no rows in a process that only predicts.
+def rows_of(trained: TrainedSeed, *, fresh: bool) -> tuple[list[Row], dict[StageName, Calibration]]:
+    """Measure the stages, base before head, and return what was fitted for each.
+
+    Both are empty in a process that only predicts.
 
     Args:
         fresh: run the networks even if their logits are stored.
@@ -223,11 +230,11 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> list[Row]:
     )
     stage_tensors = trained.logits(fresh=fresh)
     rows: dict[StageName, Row] = {}
+    calibrations: dict[StageName, Calibration] = {}
     if trained.is_main:
-        rows = {
-            stage: _row(trained, stage, measure(tensors, config))
-            for stage, tensors in stage_tensors.items()
-        }
+        for stage, tensors in stage_tensors.items():
+            calibrations[stage] = _calibration(tensors)
+            rows[stage] = _row(trained, stage, measure(tensors, config, calibrations[stage]))
     if config.shift is not None:
         shift = _reusable_results(previous, "shift", trained) or measure_shift(
             trained, config.shift, {stage: row["temperature"] for stage, row in rows.items()}
@@ -239,7 +246,7 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> list[Row]:
         ood = _reusable_results(previous, "ood", trained) or measure_ood(trained, config.ood, test)
         for stage, row in rows.items():
             row["ood"] = ood[stage]
-    return list(rows.values())
+    return list(rows.values()), calibrations
 
 
 def _row(trained: TrainedSeed, stage: StageName, measures: Measures) -> Row:
@@ -271,47 +278,49 @@ def _reusable_results(
     return {row["stage"]: row[key] for row in previous["rows"]}
 
 
-def measure(predictions: Mapping[str, Tensor], config: EvaluationConfig | None = None) -> Measures:
-    """Fit post-hoc calibration on validation; measure the test logits without and with it.
+def measure(
+    predictions: Mapping[str, Tensor],
+    config: EvaluationConfig | None = None,
+    calibration: Calibration | None = None,
+) -> Measures:
+    """Measure the test logits without and with post-hoc calibration.
 
     Args:
         predictions: validation_logits, validation_targets, test_logits, test_targets.
         config: numbers of bins and resamples; by default those of `EvaluationConfig`.
+        calibration: what was fitted on the validation images; by default it is fitted now.
     Returns:
         The measures; with `config.bootstrap` also intervals [low, high] and bootstrap resamples.
     """
     config = config or EvaluationConfig()
-    held_out = predictions["validation_logits"], predictions["validation_targets"]
-    temperature = fit_temperature(*held_out)
-    metrics: dict[Kind, dict[str, float]] = {}
+    calibration = calibration or _calibration(predictions)
+    logits, targets = predictions["test_logits"], predictions["test_targets"]
+    kinds: dict[str, dict[str, float]] = {}
     intervals: dict[str, Intervals] = {}
     stored_resamples: dict[str, dict[str, list[float]]] = {}
     for kind in KINDS:
-        inputs = _calibrated_logits(predictions, kind, temperature), predictions["test_targets"]
-        samples = read_predictions(*validated_inputs(*inputs), config.bins)
-        metrics[kind] = summarise(samples, config.bins)
+        calibrated = logits if kind == PLAIN else calibration.calibrators[kind](logits)
+        samples = read_predictions(*validated_inputs(calibrated, targets), config.bins)
+        kinds[kind] = summarise(samples, config.bins)
         if config.bootstrap:
             resamples = resampled(samples, config.bins, resamples=config.bootstrap, seed=0)
             intervals[kind] = {name: list(ends) for name, ends in intervals_of(resamples).items()}
             stored_resamples[kind] = _stored_resamples(resamples)
+    held_out = predictions["validation_logits"], predictions["validation_targets"]
     row: Measures = {
         "bins": config.bins,
-        "temperature": temperature,
+        "temperature": calibration.temperature,
         "validation_accuracy": _accuracy(*held_out),
-        "plain": metrics["plain"],
-        "scaled": metrics["scaled"],
-        "ets": metrics["ets"],
-        "vector": metrics["vector"],
-        "svs": metrics["svs"],
-        "sms": metrics["sms"],
-        "isotonic": metrics["isotonic"],
-        "conformal": _conformal(predictions, temperature),
+        "kinds": kinds,
+        "conformal": _conformal(logits / calibration.temperature, targets, calibration),
     }
     if config.bootstrap:
-        row["intervals"] = intervals.pop("plain")
-        row["posthoc_intervals"] = intervals
-        row["drawn"] = stored_resamples
+        row |= {"intervals": intervals, "resamples": stored_resamples}
     return row
+
+
+def _calibration(predictions: Mapping[str, Tensor]) -> Calibration:
+    return Calibration.fit(predictions["validation_logits"], predictions["validation_targets"])
 
 
 def _accuracy(logits: Tensor, targets: Tensor) -> float:
@@ -325,19 +334,15 @@ def _stored_resamples(resamples: Tensor) -> dict[str, list[float]]:
     return {name: [round(value, 7) for value in column] for name, column in needed}
 
 
-def _calibrated_logits(predictions: Mapping[str, Tensor], kind: Kind, temperature: float) -> Tensor:
-    """The test logits of one of KINDS; calibrators are fitted on validation images alone."""
-    held_out = predictions["validation_logits"], predictions["validation_targets"]
-    logits = predictions["test_logits"]
-    if kind in FITS:
-        return FITS[kind](*held_out).apply(logits)
-    return logits / (temperature if kind == "scaled" else 1.0)
-
-
-def _conformal(tensors: Mapping[str, Tensor], temperature: float) -> dict[str, dict[str, float]]:
-    held_out = tensors["validation_logits"] / temperature, tensors["validation_targets"]
-    test = tensors["test_logits"] / temperature, tensors["test_targets"]
+def _conformal(
+    logits: Tensor, targets: Tensor, calibration: Calibration
+) -> dict[str, dict[str, float]]:
+    """Coverage and size of the sets of scaled test logits, by score."""
     return {
-        score: asdict(conformal_sets(held_out, test, score=score, miscoverage=MISCOVERAGE))
+        score: asdict(
+            measure_sets(
+                logits, targets, score=score, limit=calibration.thresholds[score][MISCOVERAGE]
+            )
+        )
         for score in SCORES
     }

@@ -85,6 +85,16 @@ def conformal_sets(
     (calibration_logits, calibration_targets), (logits, targets) = calibration, test
     calibration_scores = nonconformity(calibration_logits.double().softmax(1), score)
     limit = threshold(calibration_scores, calibration_targets, miscoverage)
+    return measure_sets(logits, targets, score=score, limit=limit)
+
+
+def measure_sets(logits: Tensor, targets: Tensor, *, score: Score, limit: float) -> ConformalSets:
+    """Coverage and size of the sets of test images.
+
+    Args:
+        logits, targets: [N, K] and [N].
+        limit: from `threshold`, of logits calibrated in the same way.
+    """
     sets = sets_within(nonconformity(logits.double().softmax(1), score), limit)
     covered = sets.gather(1, targets[:, None])[:, 0]
     return ConformalSets(covered.double().mean().item(), sets.sum(1).double().mean().item())

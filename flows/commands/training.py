@@ -128,6 +128,6 @@ def report(
     Example:
       semix report runs/ce runs/csm --out report.html
     """
-    from semix.flows.report import report as write
+    from semix.flows.report import print_report
 
-    write(runs, out, mixed=mixed, title=title, as_json=json)
+    print_report(runs, out, mixed=mixed, title=title, as_json=json)

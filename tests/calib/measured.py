@@ -82,7 +82,7 @@ def write_run(
         plain = calibration_metrics(logits, targets).as_dict()
         row = {"stage": cell.stage, "seed": seed, "temperature": 1.0, "bins": 15, **extra}
         row |= {"logits": path.relative_to(run).as_posix()}
-        row |= {kind: {**plain, **kinds.get(kind, {})} for kind in ("plain", "scaled")}
+        row["kinds"] = {k: {**plain, **kinds.get(k, {})} for k in ("plain", "scaled")}
         rows.append(row)
         evaluation = {"config": cell.config.identity(), "rows": [row]}
         write_json(seed_evaluation_path(run, seed), header | evaluation)
@@ -133,7 +133,7 @@ def make_run(
             plain = measures(**metrics)
             scaled = {**plain, "ece": plain["ece"] / 2}
             row = {"stage": stage, "seed": seed, "temperature": 1.5 + seed, "logits": logits}
-            rows.append({**row, "bins": 15, "plain": plain, "scaled": scaled})
+            rows.append({**row, "bins": 15, "kinds": {"plain": plain, "scaled": scaled}})
     evaluation = {"schema": SCHEMA, "name": name, "digest": "d" * 64, "seconds": 65.0, "rows": rows}
     evaluation["versions"] = {"torch": "2.15.0"}
     config = {"name": name, "mixed": {"weight": 1.0} if "CSM" in name else None, "epochs": 3}
@@ -170,9 +170,10 @@ LIMITS = {key: [0.1, 0.2] for key in ("accuracy", "ece", "adaptive_ece", "nll", 
 OOD = {NAUGHTY: {"images": 7, **OOD_CELL}, "mean": {**OOD_CELL, "fpr95": 0.45}}
 
 
-def change_rows(run: Path, **fields: object) -> None:
-    """Add fields to every row of a run's evaluation."""
+def change_rows(run: Path, *, kinds: Mapping[str, object] | None = None, **fields: object) -> None:
+    """Add fields, and kinds of calibration, to every row of a run's evaluation."""
     path = run / "evaluation.json"
     evaluation = json.loads(path.read_text())
-    evaluation["rows"] = [{**row, **fields} for row in evaluation["rows"]]
+    rows = evaluation["rows"]
+    evaluation["rows"] = [{**r, "kinds": {**r["kinds"], **(kinds or {})}, **fields} for r in rows]
     path.write_text(json.dumps(evaluation))

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,23 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from semix.calib.calibration import read_calibration
+from semix.calib.calibrators import CALIBRATORS, KINDS
 from semix.calib.check import check_evaluation
 from semix.calib.checkpoint import read_metadata, save_tensors
 from semix.calib.config import EvaluationConfig, OODDataConfig, TrainConfig
 from semix.calib.corruptions import corrupt
-from semix.calib.evaluate import FITS, evaluate_run, measure
+from semix.calib.evaluate import evaluate_run, measure
 from semix.calib.evaluate.predictions import TrainedSeed
 from semix.calib.evaluate.shift_ood import images_to_corrupt
 from semix.calib.metrics import calibration_metrics, max_probability, ood_metrics
 from semix.calib.metrics.bootstrap import INTERVALS, resampled
+from semix.calib.metrics.conformal import measure_sets
 from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from semix.calib.network import load_classifier, predict
 from semix.calib.real_data import open_data
-from semix.calib.run_folder import KINDS, SCHEMA, claim_run, is_measured, run_digest
+from semix.calib.run_folder import SCHEMA, claim_run, is_measured, run_digest
+from semix.calib.temperature import fit_temperature
 from semix.calib.train import train_run
 from semix.data.errors import InputError
 from semix.data.real import load_real
@@ -64,13 +69,21 @@ def test_the_run_folder_holds_what_its_readers_expect(measured, make_config):
         logits = load_file(measured / row["logits"])
         assert logits["validation_logits"].shape == (50, 10)
         assert logits["test_logits"].dtype == torch.float32
-        assert {"stage", "seed", "logits", "temperature", "bins", *KINDS} <= set(row)
+        assert {"stage", "seed", "logits", "temperature", "bins", "kinds"} <= set(row)
+        assert row["kinds"].keys() == set(KINDS)
         assert "shift" not in row and "ood" not in row
-        for kind in KINDS:
-            assert set(row[kind]) >= {"accuracy", "ece", "smooth_ece", "nll", "brier", "aurc"}
-        low, high = row["intervals"]["accuracy"]
-        assert low < row["plain"]["accuracy"] < high
-        assert set(row["posthoc_intervals"]) == set(KINDS) - {"plain"}
+        for measured_kind in row["kinds"].values():
+            assert set(measured_kind) >= {
+                "accuracy",
+                "ece",
+                "smooth_ece",
+                "nll",
+                "brier",
+                "aurc",
+            }
+        low, high = row["intervals"]["plain"]["accuracy"]
+        assert low < row["kinds"]["plain"]["accuracy"] < high
+        assert row["intervals"].keys() == set(KINDS)
     assert is_measured(config, measured)
     assert not is_measured(make_config(*TRAINED, "seeds=[0]"), measured)
     assert not is_measured(make_config(*TRAINED, "evaluation.bins=20"), measured)
@@ -100,6 +113,31 @@ def set_evaluation(run: Path, **settings) -> None:
     (run / "config.json").write_text(json.dumps(config))
 
 
+def test_what_was_fitted_is_stored_and_gives_the_measured_figures(measured):
+    for row in evaluation(measured)["rows"]:
+        calibration = read_calibration(measured, row["seed"], row["stage"])
+        tensors = load_file(measured / row["logits"])
+        logits, targets = tensors["test_logits"], tensors["test_targets"]
+        assert calibration.temperature == row["temperature"]
+        for name, calibrator in calibration.calibrators.items():
+            got = calibration_metrics(calibrator(logits), targets, row["bins"])
+            assert got.as_dict() == row["kinds"][name]
+        for score, sets in row["conformal"].items():
+            limit = calibration.thresholds[score][0.1]
+            scaled = logits / calibration.temperature
+            assert asdict(measure_sets(scaled, targets, score=score, limit=limit)) == sets
+
+
+def test_a_calibration_that_is_damaged_or_missing_is_named(run):
+    path = run / "seed-0" / "calibration.json"
+    path.write_text(path.read_text().replace('"temperature"', '"temprature"', 1))
+    with pytest.raises(InputError, match=r"calibration\.json: is damaged \(KeyError"):
+        read_calibration(run, 0, "base")
+    path.unlink()
+    with pytest.raises(InputError, match=r"calibration\.json: is missing; run `semix evaluate"):
+        read_calibration(run, 0, "base")
+
+
 def test_measuring_again_gives_the_same_rows_without_training(measured, run):
     (run / "evaluation.json").unlink()
     (run / "seed-0" / "logits-head.safetensors").unlink()
@@ -121,12 +159,12 @@ def test_what_measuring_again_takes_is_not_added_to_what_it_took_before(run):
 
 
 def test_other_bins_take_the_stored_logits(run, measured, monkeypatch):
-    monkeypatch.setattr("semix.calib.evaluate.predictions.load_classifier", None)  # would be called
+    monkeypatch.setattr("semix.calib.evaluate.predictions.load_stages", None)  # would be called
     set_evaluation(run, bins=3, bootstrap=0)
     (row, *_) = evaluate_run(run)["rows"]
     tensors = load_file(measured / row["logits"])
     expected = calibration_metrics(tensors["test_logits"], tensors["test_targets"], bins=3)
-    assert (row["bins"], row["plain"]) == (3, expected.as_dict())
+    assert (row["bins"], row["kinds"]["plain"]) == (3, expected.as_dict())
     assert "intervals" not in row
     with pytest.raises(TypeError, match="not callable"):
         evaluate_run(run, fresh=True)
@@ -138,7 +176,10 @@ def test_logits_of_other_weights_are_made_anew(run, measured):
     save_tensors(path, tensors, metadata=read_metadata(path))
     rows = evaluate_run(run)["rows"]
     before = evaluation(measured)["rows"]
-    changed = [row["plain"] != old["plain"] for row, old in zip(rows, before, strict=True)]
+    changed = [
+        row["kinds"]["plain"] != old["kinds"]["plain"]
+        for row, old in zip(rows, before, strict=True)
+    ]
     assert changed == [True, True, False, False]  # base and head of seed 0
 
 
@@ -218,8 +259,8 @@ def test_ood_images_may_be_in_grey(run, tmp_path):
 def test_bootstrap_resamples_are_kept_for_comparisons(run):
     set_evaluation(run, bootstrap=50)
     for row in evaluate_run(run)["rows"]:
-        assert row["drawn"].keys() == set(KINDS)
-        for kind, resamples in row["drawn"].items():
+        assert row["resamples"].keys() == set(KINDS)
+        for kind, resamples in row["resamples"].items():
             assert resamples.keys() == {"accuracy", "ece", "nll", "brier"}
             assert {len(values) for values in resamples.values()} == {20}
             tensors = load_file(run / row["logits"])
@@ -234,7 +275,7 @@ def test_bootstrap_resamples_are_kept_for_comparisons(run):
 def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
     set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
     before = [row["shift"] for row in evaluate_run(run)["rows"]]
-    monkeypatch.setattr("semix.calib.evaluate.predictions.load_classifier", None)  # would be called
+    monkeypatch.setattr("semix.calib.evaluate.predictions.load_stages", None)  # would be called
     set_evaluation(run, bins=4)
     assert [row["shift"] for row in evaluate_run(run)["rows"]] == before
     set_evaluation(run, shift={"corruptions": ["contrast"], "severities": [4]})
@@ -349,11 +390,12 @@ def test_the_temperature_comes_from_validation_and_measures_from_test():
     temperature = 2 / math.log(3)
     assert result["temperature"] == pytest.approx(temperature, rel=1e-4)
     nll = (math.log1p(math.exp(-4)) + math.log1p(math.exp(4))) / 2
-    assert result["plain"]["nll"] == pytest.approx(nll, rel=1e-5)
+    plain, scaled = result["kinds"]["plain"], result["kinds"]["scaled"]
+    assert plain["nll"] == pytest.approx(nll, rel=1e-5)
     gap = 4 / temperature
-    scaled = (math.log1p(math.exp(-gap)) + math.log1p(math.exp(gap))) / 2
-    assert result["scaled"]["nll"] == pytest.approx(scaled, rel=1e-4)
-    assert result["plain"]["accuracy"] == result["scaled"]["accuracy"] == 0.5
+    nll = (math.log1p(math.exp(-gap)) + math.log1p(math.exp(gap))) / 2
+    assert scaled["nll"] == pytest.approx(nll, rel=1e-4)
+    assert plain["accuracy"] == scaled["accuracy"] == 0.5
 
 
 def test_every_posthoc_method_is_fitted_on_validation_alone():
@@ -364,13 +406,16 @@ def test_every_posthoc_method_is_fitted_on_validation_alone():
         tensors[f"{name}_targets"] = torch.randint(4, (count,), generator=rng)
     row = measure(tensors, EvaluationConfig(bins=6, bootstrap=20))
     held_out = tensors["validation_logits"], tensors["validation_targets"]
-    for kind, fit in FITS.items():
-        logits = fit(*held_out).apply(tensors["test_logits"])
+    temperature = fit_temperature(*held_out)
+    for kind, calibrator in CALIBRATORS.items():
+        logits = calibrator.fit(*held_out, temperature)(tensors["test_logits"])
         expected = calibration_metrics(logits, tensors["test_targets"], bins=6)
-        assert row[kind] == expected.as_dict()
-        low, high = row["posthoc_intervals"][kind]["nll"]
-        assert low < row[kind]["nll"] < high
-    assert row["plain"]["nll"] > row["scaled"]["nll"]  # random logits are worth little
+        assert row["kinds"][kind] == expected.as_dict()
+        low, high = row["intervals"][kind]["nll"]
+        assert low < row["kinds"][kind]["nll"] < high
+    assert (
+        row["kinds"]["plain"]["nll"] > row["kinds"]["scaled"]["nll"]
+    )  # random logits are worth little
 
 
 def test_what_is_not_trained_is_named(measured, tmp_path):

@@ -18,7 +18,7 @@ def methods(make_study, tmp_path):
     cells = cells_of(study)
     for cell, shift in zip(cells[:2], (0.0, 0.05), strict=True):
         values = {seed: {"plain": {"ece": 0.1 * (seed + 1) + shift}} for seed in (0, 1)}
-        intervals = {"intervals": {"ece": [0.05, 0.25]}} if cell.method == "ls" else {}
+        intervals = {"intervals": {"plain": {"ece": [0.05, 0.25]}}} if cell.method == "ls" else {}
         write_run(cell, tmp_path, values, **intervals)
     (table,) = make_tables(study, read_results(cells, tmp_path), "test")
     return [row.method for row in table.rows if row.units]

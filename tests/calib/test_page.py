@@ -104,7 +104,8 @@ class Page(HTMLParser):
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("report")
     path, runs, mixed = folder / "report.html", make_runs(folder), make_mixed(folder)
-    change_rows(runs[0], vector=measures(ece=0.03), intervals=LIMITS, shift=SHIFT, ood=OOD)
+    kinds, intervals = {"vector": measures(ece=0.03)}, {"plain": LIMITS}
+    change_rows(runs[0], kinds=kinds, intervals=intervals, shift=SHIFT, ood=OOD)
     facts = {
         "seconds": {"build": 30.0, "trainings": 130.0},
         "splits": {"train": 7},

@@ -13,15 +13,17 @@ from semix.calib.results import (
     ECE,
     MEASURE,
     NLL,
+    RESULT_COLUMNS,
     Summary,
     by_data,
     load_methods,
     measures_in,
     ranks,
+    results,
     significant_change,
 )
 from semix.data.errors import InputError
-from tests.calib.measured import change_rows, make_run
+from tests.calib.measured import OOD_CELL, SHIFT, change_rows, make_run
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -82,7 +84,7 @@ def test_run_that_is_not_evaluated(tmp_path: Path):
 
 def test_evaluation_of_another_schema(runs: list[Path]):
     (runs[0] / "evaluation.json").write_text('{"schema": 1}')
-    with pytest.raises(InputError, match="has schema 1 where 3 is needed"):
+    with pytest.raises(InputError, match="has schema 1 where 4 is needed"):
         load_methods(runs)
 
 
@@ -119,3 +121,31 @@ def test_better_follows_the_measure(measure, change, expected):
 
 def test_equal_values_share_the_mean_of_their_ranks():
     assert ranks([0.3, 0.1, 0.3, 0.2], ECE) == [3.5, 1, 3.5, 2]
+
+
+def test_the_table_of_results_has_every_value_with_its_keys(tmp_path):
+    folder = tmp_path / "r"
+    run = make_run(folder, "CSM", [{"ece": 0.04}, {"ece": 0.06}], head="mac_cal")
+    change_rows(run, shift=SHIFT, ood={"letters": {"images": 7, **OOD_CELL}, "mean": OOD_CELL})
+    change_rows(run, conformal={"aps": {"coverage": 0.9, "size": 1.5}})
+    table = results([run])
+    assert list(table) == list(RESULT_COLUMNS)
+    assert set(table["row"]) == {"CSM", "CSM + MaC-Cal"} and set(table["stage"]) == {"base", "head"}
+    keys = ["row", "split", "seed", "kind", "part", "measure"]
+    assert not table.duplicated(keys).any()
+    ece = table.query("row == 'CSM' and part == 'test' and measure == 'ece'")
+    assert ece.pivot(index="seed", columns="kind", values="value").to_dict() == {
+        "plain": {0: 0.04, 1: 0.06},
+        "scaled": {0: 0.02, 1: 0.03},
+    }
+    base = table.query("row == 'CSM' and seed == 0")
+    parts = set(base["part"])
+    assert parts == {
+        *("test", "conformal", "shift", "ood", "ood letters"),
+        *("shift fog 1", "shift fog 3", "shift fog mean"),
+    }
+    shifted = base.query("part == 'shift'").set_index(["kind", "measure"])["value"]
+    assert shifted["plain", "ece"] == SHIFT["mean"]["ece"]
+    assert shifted["scaled", "ece"] == SHIFT["mean"]["scaled_ece"]
+    size = base.query("part == 'conformal' and measure == 'size'")
+    assert size[["kind", "value"]].values.tolist() == [["aps", 1.5]]

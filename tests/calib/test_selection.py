@@ -62,6 +62,27 @@ def test_only_accuracy_is_better_when_higher():
     assert not is_better("brier", {"brier": 0.6}, 0.5)
 
 
+def test_the_nll_after_scaling_forgives_overconfidence_and_is_computed_where_it_is_asked_for():
+    rng = torch.Generator().manual_seed(0)
+    targets = torch.randint(3, (200,), generator=rng)
+    logits = nn.functional.one_hot(targets, 3) + torch.randn(200, 3, generator=rng)
+    calm, loud = (
+        validation_measures(Outputs(scale * logits, logits, targets), scaled=True)
+        for scale in (1, 20)
+    )
+    assert loud["nll"] > 2 * calm["nll"]
+    assert loud["scaled_nll"] == pytest.approx(calm["scaled_nll"], rel=1e-5)
+    assert calm["scaled_nll"] <= calm["nll"]
+    assert "scaled_nll" not in validation_measures(Outputs(logits, logits, targets))
+
+
+def test_what_asks_for_a_temperature():
+    by_scaled = EarlyStopConfig(measure="scaled_nll")
+    assert EpochSelection("scaled_nll", None).needs_temperature
+    assert EpochSelection("last", by_scaled).needs_temperature
+    assert not EpochSelection("nll", EarlyStopConfig()).needs_temperature
+
+
 def test_infinite_logits_of_finite_weights_are_a_divergence():
     logits = torch.tensor([[1.0, 0.0], [float("inf"), 0.0]])
     outputs = Outputs(logits, torch.zeros(2, 1), torch.tensor([0, 1]))

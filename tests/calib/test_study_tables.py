@@ -339,7 +339,7 @@ def test_every_interval_can_be_computed_from_the_resamples(make_study, tmp_path)
             for kind in ("plain", "scaled")
         }
         values = {s: {"plain": {"ece": ECE[cell.method][s] + 0.02 * cell.split}} for s in (0, 1, 2)}
-        write_run(cell, tmp_path, values, drawn=resamples)
+        write_run(cell, tmp_path, values, resamples=resamples)
     write_study(study, cells, tmp_path)
     frame = pandas.read_csv(tmp_path / "resamples.csv.gz")
     assert list(frame.columns[:7]) == ["dataset", "row", "point", "kind", "split", "draw", "seed"]

@@ -66,8 +66,8 @@ def test_print_table_fits_a_terminal_and_keeps_brackets(tmp_path: Path):
 def test_an_evaluation_is_printed_with_intervals_shift_and_ood_images(tmp_path: Path):
     run = make_run(tmp_path / "r", "[red]CE[/red]", [{"ece": 0.04}])
     scalings = {"vector": measures(ece=0.03), "isotonic": measures(ece=0.02)}
-    intervals = {"intervals": {"ece": [0.031, 0.049]}, "posthoc_intervals": {"vector": {}}}
-    change_rows(run, **scalings, **intervals, shift=SHIFT, ood={"mean": OOD_CELL})
+    intervals = {"intervals": {"plain": {"ece": [0.031, 0.049]}, "vector": {}}}
+    change_rows(run, kinds=scalings, **intervals, shift=SHIFT, ood={"mean": OOD_CELL})
     console = Console(width=110, file=io.StringIO(), record=True)
     for table in details(load_methods([run])):
         print_table(table, console)
@@ -124,7 +124,7 @@ def test_an_overview_as_markdown():
 
 def test_improvement_is_the_fraction_by_which_a_proper_score_falls(tmp_path: Path):
     run = make_run(tmp_path / "r", "CE", [{"nll": 0.4}, {"nll": 0.8}])
-    change_rows(run, sms=measures(nll=0.3, brier=0.6))
+    change_rows(run, kinds={"sms": measures(nll=0.3, brier=0.6)})
     table = improvements(load_methods([run]), ["scaled", "sms"])
     rows = {label: [cell.text for cell in cells] for label, cells in table.rows}
     # NLL: 1 - 0.3/0.4 and 1 - 0.3/0.8; Brier 1 - 0.6/0.5, which is worse.

@@ -259,7 +259,7 @@ def test_mixed_images_of_another_size_are_scaled_to_the_real_ones(make_run):
     run = make_run("run", "real.image_size=24", "epochs=1", "head=null")
     train_run(run)
     (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
-    assert math.isfinite(row["plain"]["nll"])
+    assert math.isfinite(row["kinds"]["plain"]["nll"])
 
 
 def test_bf16_trains_and_keeps_losses_in_float32(make_run):

@@ -63,7 +63,7 @@ def test_other_settings_are_measured_beside_and_the_run_keeps_its_own(run: Path,
     assert {name: content(run)[name] for name in before} == before
     assert is_measured(load_settings(TrainConfig, SETTINGS), run)  # nothing to do for a train
     for kind in ("plain", "isotonic"):
-        values = [f"{100 * row[kind]['accuracy']:.2f}", f"{row[kind]['nll']:.3f}"]
+        values = [f"{100 * row['kinds'][kind]['accuracy']:.2f}", f"{row['kinds'][kind]['nll']:.3f}"]
         assert any(all(value in line for value in values) for line in lines)
     text = " ".join(result.output.split())
     assert "over seeds (1), 4 bins" in text
@@ -137,7 +137,7 @@ def test_train_ends_in_the_same_table(run: Path):
     assert status == 0, err
     (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
     for kind in ("plain", "scaled"):
-        values = [f"{100 * row[kind]['ece']:.2f}", f"{row[kind]['nll']:.3f}"]
+        values = [f"{100 * row['kinds'][kind]['ece']:.2f}", f"{row['kinds'][kind]['nll']:.3f}"]
         assert any(all(value in line for value in values) for line in out.splitlines())
     assert out.splitlines()[-1] == str(run / "evaluation.json")
 

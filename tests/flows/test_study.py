@@ -90,10 +90,10 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     assert record["missing"]["digits/mac"].startswith("diverged: ")
     (measured,) = json.loads((ce / "evaluation.json").read_text())["rows"]
     (row,) = [row for row in record["test"]["digits"]["rows"] if row["method"] == "CE"]
-    assert row["summary"]["nll_scaled"]["mean"] == measured["scaled"]["nll"]
+    assert row["summary"]["nll_scaled"]["mean"] == measured["kinds"]["scaled"]["nll"]
     values = pandas.read_csv(out / "values.csv").query("row == 'CE' and kind == 'plain'")
-    assert {key: values[key].item() for key in measured["plain"]} == pytest.approx(
-        measured["plain"]
+    assert {key: values[key].item() for key in measured["kinds"]["plain"]} == pytest.approx(
+        measured["kinds"]["plain"]
     )
 
     with get_client(sync_client=True) as client:

@@ -434,8 +434,8 @@ def test_trainings_and_their_figures_are_those_of_the_cpu(settings, train_on):
         settings = prepare_evaluation(run, ["evaluation.bins=10"], device="cuda")
         evaluation = measure_run(settings, run, device="cuda", fresh=True)
     evaluate_run(expected, device="cpu", fresh=True)
-    assert [row["plain"]["nll"] for row in evaluation["rows"]] == [
-        row["plain"]["nll"]
+    assert [row["kinds"]["plain"]["nll"] for row in evaluation["rows"]] == [
+        row["kinds"]["plain"]["nll"]
         for row in json.loads((expected / "evaluation.json").read_text())["rows"]
     ]
 

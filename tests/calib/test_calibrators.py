@@ -1,26 +1,30 @@
-"""Temperature, vector and isotonic scaling: by hand, against scipy, and finite everywhere."""
+"""Calibrators: by hand, against scipy and probmetrics, on known truth, finite, and stored."""
 
+import json
 import logging
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import isotonic_regression, minimize, minimize_scalar
+from scipy.optimize import isotonic_regression, minimize
 from torch import Tensor
 from torch.nn import functional
 
-from semix.calib.metrics import calibration_metrics
-from semix.calib.posthoc import (
-    MAX_TEMPERATURE,
-    MIN_TEMPERATURE,
+from semix.calib.calibrators import (
+    CALIBRATORS,
     Isotonic,
     VectorScaling,
+    fit_ensemble,
     fit_isotonic,
-    fit_temperature,
+    fit_sms,
+    fit_svs,
     fit_vector,
 )
-from semix.data.errors import InputError
+from semix.calib.metrics import calibration_metrics
+from semix.calib.temperature import fit_temperature
+from tests.calib.metrics.oracle import CASES, FILE, case
 
 
 def noisy_five(seed: int, scale: float = 1.0, samples: int = 400) -> tuple[Tensor, Tensor]:
@@ -29,109 +33,6 @@ def noisy_five(seed: int, scale: float = 1.0, samples: int = 400) -> tuple[Tenso
     targets = torch.randint(5, (samples,), generator=rng)
     clean = 2 * functional.one_hot(targets, 5)
     return scale * (clean + 1.5 * torch.randn(samples, 5, generator=rng)), targets
-
-
-def nll(logits: Tensor, targets: Tensor, temperature: float) -> float:
-    return functional.cross_entropy(logits.double() / temperature, targets).item()
-
-
-def test_temperature_of_two_classes_by_hand():
-    # Margin 3 throughout and 3 of 4 right: NLL is lowest where sigmoid(3 / T) = 3/4.
-    logits = torch.tensor([[3.0, 0.0]] * 4)
-    got = fit_temperature(logits, torch.tensor([0, 0, 0, 1]))
-    assert got == pytest.approx(3 / math.log(3), rel=1e-9)
-
-
-def test_the_temperature_that_the_targets_were_drawn_at_is_found():
-    # Targets in exact proportion to softmax(logits / 2.5), so that the minimum is exact.
-    logits = torch.tensor([[1.0, 0.0, -2.0], [0.5, 3.0, 0.0]], dtype=torch.float64)
-    counts = ((logits / 2.5).softmax(1) * 200_000).round().long()
-    rows = torch.cat([logits[n].expand(3, 3).repeat_interleave(counts[n], 0) for n in range(2)])
-    targets = torch.cat([torch.arange(3).repeat_interleave(counts[n]) for n in range(2)])
-    assert fit_temperature(rows, targets) == pytest.approx(2.5, abs=1e-3)
-
-
-@pytest.mark.parametrize("scale", [0.05, 1.0, 40.0])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_temperature_equals_a_bounded_search(scale: float, seed: int):
-    logits, targets = noisy_five(seed, scale)
-    search = minimize_scalar(
-        lambda inverse: nll(logits, targets, 1 / inverse),
-        bounds=(1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE),
-        method="bounded",
-        options={"xatol": 1e-10},
-    )
-    got = fit_temperature(logits, targets)
-    assert got == pytest.approx(1 / search.x, rel=1e-4)
-    assert nll(logits, targets, got) <= search.fun + 1e-12
-
-
-def test_scaling_the_logits_scales_the_temperature():
-    logits, targets = noisy_five(2)
-    assert fit_temperature(7 * logits.double(), targets) == pytest.approx(
-        7 * fit_temperature(logits.double(), targets), rel=1e-7
-    )
-
-
-def test_a_shift_of_each_row_changes_nothing():
-    logits, targets = noisy_five(3)
-    shifted = logits.double() + 1e6 * torch.arange(len(logits))[:, None]
-    assert fit_temperature(shifted, targets) == pytest.approx(
-        fit_temperature(logits, targets), rel=1e-6
-    )
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
-def test_the_temperature_of_separable_data_is_the_lower_bound(
-    scale: float, caplog: pytest.LogCaptureFixture
-):
-    targets = torch.arange(6) % 3
-    logits = scale * functional.one_hot(targets, 3).float()
-    with caplog.at_level(logging.WARNING):
-        assert fit_temperature(logits, targets) == MIN_TEMPERATURE
-    assert "no minimum for T in [0.01, 100]: T = 0.01" in caplog.text
-
-
-def test_logits_against_the_targets_end_at_the_upper_bound():
-    targets = torch.arange(6) % 3
-    assert fit_temperature(-5 * functional.one_hot(targets, 3).float(), targets) == MAX_TEMPERATURE
-
-
-def test_constant_logits_leave_one():
-    assert fit_temperature(torch.full((4, 3), 2.0), torch.tensor([0, 1, 2, 0])) == 1
-
-
-def test_does_not_touch_the_logits():
-    logits, targets = noisy_five(4)
-    logits.requires_grad_()
-    before = logits.detach().clone()
-    fit_temperature(logits, targets)
-    assert logits.grad is None
-    torch.testing.assert_close(logits.detach(), before, rtol=0, atol=0)
-
-
-def test_logits_that_are_no_numbers_are_named():
-    with pytest.raises(ValueError, match=r"logits\[0, 1\] = nan: every logit must be finite"):
-        fit_temperature(torch.tensor([[0.0, math.nan]]), torch.tensor([0]))
-
-
-def test_other_criterion_is_named():
-    with pytest.raises(InputError, match=r"criterion = brier: choose one of nll, ece"):
-        fit_temperature(*noisy_five(0), criterion="brier")
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_by_ece_it_is_the_first_best_of_the_grid(seed: int):
-    logits, targets = noisy_five(seed, 2.0)
-    errors = [calibration_metrics(logits.double() / (k / 10), targets).ece for k in range(1, 101)]
-    expected = (errors.index(min(errors)) + 1) / 10
-    assert fit_temperature(logits, targets, criterion="ece") == expected
-    assert expected != pytest.approx(fit_temperature(logits, targets), abs=1e-3)
-
-
-def test_by_ece_a_tie_takes_the_least():
-    # Right with the largest of two equal logits: confidence 1/2 and ECE 1/2 whatever T.
-    assert fit_temperature(torch.zeros(3, 2), torch.tensor([0, 0, 0]), criterion="ece") == 0.1
 
 
 def skewed_case(seed: int = 0, samples: int = 400, classes: int = 5) -> tuple[Tensor, Tensor]:
@@ -160,7 +61,7 @@ def nll_and_slope(x: np.ndarray, logits: Tensor, targets: Tensor) -> tuple[float
 def test_one_constant_logit_leaves_the_class_frequencies():
     # Whatever w, each row is b up to a shift; 2, 1 and 1 of four images: p = 1/2, 1/4, 1/4.
     fitted = fit_vector(torch.full((4, 3), 2.0), torch.tensor([0, 0, 1, 2]))
-    p = fitted.apply(torch.full((1, 3), 2.0)).softmax(1)
+    p = fitted(torch.full((1, 3), 2.0)).softmax(1)
     torch.testing.assert_close(p, torch.tensor([[0.5, 0.25, 0.25]]).double(), atol=1e-7, rtol=0)
 
 
@@ -211,8 +112,8 @@ def test_vector_scaling_recovers_what_the_logits_were_scaled_by():
 def test_the_scale_of_the_logits_does_not_matter(scale: float):
     logits, targets = skewed_case(2)
     torch.testing.assert_close(
-        fit_vector(scale * logits, targets).apply(scale * logits),
-        fit_vector(logits, targets).apply(logits),
+        fit_vector(scale * logits, targets)(scale * logits),
+        fit_vector(logits, targets)(logits),
         rtol=1e-5,
         atol=1e-5,
     )
@@ -224,7 +125,7 @@ def test_an_absent_class_gets_a_low_finite_probability(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         fitted = fit_vector(logits[present], targets[present])
     assert "do not determine the vector scaling of class 3: near temperature" in caplog.text
-    p = fitted.apply(logits).softmax(1)
+    p = fitted(logits).softmax(1)
     assert p[:, 3].min() > 0
     assert p[present, 3].max() < 1e-3
     assert fitted.weight.abs().max() < 10
@@ -238,7 +139,7 @@ def test_vector_scaling_of_separable_data_is_finite_and_right(
     noise = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
     logits = scale * (functional.one_hot(targets, 3) + 0.1 * noise)
     with caplog.at_level(logging.WARNING):
-        scaled = fit_vector(logits, targets).apply(logits)
+        scaled = fit_vector(logits, targets)(logits)
     assert "do not determine the vector scaling of class 0, 1, 2" in caplog.text
     assert scaled.isfinite().all()
     assert (scaled.argmax(1) == targets).all()
@@ -261,7 +162,7 @@ def test_nothing_is_logged_where_the_data_decide(caplog: pytest.LogCaptureFixtur
 def test_bad_input_of_vector_scaling_is_named():
     fitted = VectorScaling(weight=torch.ones(3).double(), bias=torch.zeros(3).double())
     with pytest.raises(ValueError, match=r"logits have shape \(2, 4\): fitted on \[N, 3\]"):
-        fitted.apply(torch.zeros(2, 4))
+        fitted(torch.zeros(2, 4))
     with pytest.raises(ValueError, match=r"targets\[1\] = 2: must lie in 0\.\.1"):
         fit_vector(torch.zeros(2, 2), torch.tensor([0, 2]))
 
@@ -279,13 +180,13 @@ def test_isotonic_of_two_classes_by_hand():
     p = torch.tensor([0.2, 0.4, 0.6, 0.8]).double()
     logits = torch.stack([p, 1 - p], dim=1).log()
     fitted = fit_isotonic(logits, torch.tensor([1, 0, 1, 0]))
-    got = fitted.apply(logits).exp()
+    got = fitted(logits).exp()
     low = (1 / 8) / (1 + 1 / 8)  # 0 is raised to 1 / (4 * 2), beside 1
     expected = torch.tensor([low, 0.5, 0.5, 1 - low]).double()
     torch.testing.assert_close(got, torch.stack([expected, 1 - expected], dim=1))
     # Between knots it is a line: 0 .. 1/2 from 0.2 to 0.4, and level outside.
     p = torch.tensor([0.01, 0.3, 0.99]).double()
-    got = fitted.apply(torch.stack([p, 1 - p], dim=1).log()).exp()
+    got = fitted(torch.stack([p, 1 - p], dim=1).log()).exp()
     torch.testing.assert_close(got[:, 0], torch.tensor([low, 0.25, 1 - low]).double())
 
 
@@ -301,14 +202,14 @@ def test_isotonic_equals_scipy_at_the_fitted_points(seed: int):
         columns.append(np.maximum(column, 1 / (300 * 4)))
     expected = np.stack(columns, axis=1)
     expected /= expected.sum(1, keepdims=True)
-    got = fit_isotonic(logits, targets).apply(logits)
+    got = fit_isotonic(logits, targets)(logits)
     torch.testing.assert_close(got.exp(), torch.from_numpy(expected), rtol=1e-9, atol=0)
 
 
 def test_isotonic_calibrates_other_data():
     fitted = fit_isotonic(*bold_case(2, samples=2000))
     logits, targets = bold_case(3, samples=2000)
-    before, after = (calibration_metrics(z, targets) for z in (logits, fitted.apply(logits)))
+    before, after = (calibration_metrics(z, targets) for z in (logits, fitted(logits)))
     assert after.ece < before.ece / 3
     assert after.nll < before.nll
     assert after.accuracy > before.accuracy - 0.02
@@ -319,7 +220,7 @@ def test_isotonic_rows_sum_to_one_and_zeros_are_finite():
     logits, targets = bold_case(4)
     present = targets != 2
     fitted = fit_isotonic(logits[present], targets[present])
-    got = fitted.apply(logits)
+    got = fitted(logits)
     torch.testing.assert_close(got.exp().sum(1), torch.ones(300).double())
     assert fitted.floor == 1 / (present.sum() * 4)
     assert got.isfinite().all()
@@ -328,13 +229,127 @@ def test_isotonic_rows_sum_to_one_and_zeros_are_finite():
 
 def test_a_row_of_zeros_becomes_uniform():
     step = (np.array([0.5, 0.9]), np.array([0.0, 1.0]))
-    got = Isotonic((step, step, step), floor=1e-4).apply(torch.tensor([[0.0, 0.1, 0.2]]))
+    got = Isotonic((step, step, step), floor=1e-4)(torch.tensor([[0.0, 0.1, 0.2]]))
     torch.testing.assert_close(got, torch.full((1, 3), -math.log(3)).double())
 
 
 def test_bad_input_of_isotonic_is_named():
     logits, targets = bold_case(6, samples=20)
     with pytest.raises(ValueError, match=r"logits have shape \(4,\): fitted on \[N, 4\]"):
-        fit_isotonic(logits, targets).apply(logits[0])
+        fit_isotonic(logits, targets)(logits[0])
     with pytest.raises(ValueError, match=r"logits have 0 rows"):
         fit_isotonic(logits[:0], targets[:0])
+
+
+# Structured and ensemble scaling
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", ["svs", "sms", "ets"])
+def test_it_calibrates_as_well_as_probmetrics_own(name: str, kind: str):
+    """The tolerance is 1e-4, as probmetrics works in float32 and stops earlier."""
+    logits, targets = (torch.from_numpy(array) for array in case(*CASES[name]))
+    half = len(logits) // 2
+    held_out = logits[:half], targets[:half]
+    scaled = CALIBRATORS[kind].fit(*held_out, fit_temperature(*held_out))(logits[half:])
+    nll = json.loads(FILE.read_text())["calibrated"][name][kind]
+    assert functional.cross_entropy(scaled, targets[half:]).item() == pytest.approx(nll, abs=1e-4)
+
+
+def known_truth(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, targets drawn from softmax(W z + b), and its logits."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(samples, classes, generator=rng, dtype=torch.float64)
+    noise = torch.randn(classes, classes, generator=rng, dtype=torch.float64)
+    # Rows of equal sum: a shift of all logits, which leaves softmax as it is, then changes nothing.
+    noise = noise - noise.mean(1, keepdim=True)
+    truth = logits @ (0.6 * torch.eye(classes) + 0.15 * noise).T + noise[0]
+    targets = torch.multinomial(truth.softmax(1), 1, generator=rng)[:, 0]
+    return logits, targets, truth
+
+
+def test_with_many_images_sms_finds_a_whole_matrix_and_the_others_do_not():
+    logits, targets, truth = known_truth(20_000, 4, seed=1)
+    best = functional.cross_entropy(truth, targets).item()
+    nll = {
+        name: functional.cross_entropy(fit(logits, targets)(logits), targets).item()
+        for name, fit in (("sms", fit_sms), ("svs", fit_svs), ("ets", fit_ensemble))
+    }
+    assert best - 0.002 < nll["sms"] < best + 0.002
+    assert nll["sms"] < nll["svs"] - 0.01 < nll["ets"] - 0.01
+    fitted = fit_sms(logits, targets)
+    assert fitted.weight.shape == (4, 4) and fit_svs(logits, targets).weight.shape == (4,)
+
+
+def test_with_few_images_sms_stays_near_temperature_scaling(caplog):
+    logits, targets, _ = known_truth(12, 6, seed=2)
+    fitted = fit_sms(logits, targets)
+    outside = fitted.weight - fitted.weight.diagonal().diag()
+    assert outside.abs().max() < 0.1
+    few = fit_sms(logits[:5], targets[:5])
+    assert few.weight.shape == (6,)
+    assert "5 validation images are too few for the matrix of 6 classes: SVS" in caplog.text
+
+
+def test_images_that_are_all_right_leave_nothing_certain():
+    """Temperature scaling alone would end at its bound."""
+    logits, targets = torch.eye(3).repeat(20, 1) * 5, torch.arange(3).repeat(20)
+    for fit in (fit_svs, fit_sms):
+        scaled = fit(logits, targets)(torch.tensor([[5.0, 0, 0], [0, 0, 5.0]]))
+        assert 0.98 < scaled.softmax(1).max() < 0.999
+        assert scaled.isfinite().all()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
+def test_no_other_weights_of_an_ensemble_are_likelier(noise: float):
+    """Against every weighting on a grid of steps of 0.02, corners and edges included."""
+    logits, targets, _ = known_truth(400, 3, seed=4)
+    rng = torch.Generator().manual_seed(5)
+    random = torch.randint(3, targets.shape, generator=rng)
+    targets = torch.where(torch.rand(targets.shape, generator=rng) < noise, random, targets)
+    fitted = fit_ensemble(4 * logits, targets)
+    best = functional.cross_entropy(fitted(4 * logits), targets).item()
+    for first in range(51):
+        for second in range(51 - first):
+            weights = torch.tensor([first, second, 50 - first - second]).double() / 50
+            other = replace(fitted, weights=weights)(4 * logits)
+            assert best <= functional.cross_entropy(other, targets).item() + 1e-12
+
+
+def test_an_ensemble_weighs_chance_where_labels_are_noise():
+    _, targets, _ = known_truth(2000, 3, seed=3)
+    noisy = torch.where(torch.arange(2000) % 2 == 0, targets, torch.arange(2000) % 3)
+    confident = 20 * functional.one_hot(targets, 3).double()
+    ensemble = fit_ensemble(confident, noisy)
+    assert sum(ensemble.weights) == pytest.approx(1) and min(ensemble.weights) >= 0
+    scaled = ensemble(confident).exp()
+    torch.testing.assert_close(scaled.sum(1), torch.ones(2000, dtype=torch.float64))
+    assert scaled.max(1).values.mean() == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_logits_of_other_classes_are_refused_by_structured_scaling():
+    logits, targets, _ = known_truth(50, 3, seed=4)
+    with pytest.raises(ValueError, match=r"logits have shape \(2, 4\): fitted on \[N, 3\]"):
+        fit_svs(logits, targets)(torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_a_calibrator_that_is_stored_gives_the_same_logits(name: str):
+    (logits, targets), (others, _) = noisy_five(1), noisy_five(2)
+    fitted = CALIBRATORS[name].fit(logits, targets, fit_temperature(logits, targets))
+    state = json.loads(json.dumps(fitted.state()))
+    assert torch.equal(CALIBRATORS[name].type.from_state(state)(others), fitted(others))
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_a_known_temperature_changes_nothing_that_is_fitted(name: str):
+    logits, targets = noisy_five(3)
+    kind = CALIBRATORS[name]
+    given = kind.fit(logits, targets, fit_temperature(logits, targets))
+    assert given.state() == kind.fit(logits, targets, None).state()
+
+
+@pytest.mark.parametrize("state", [{"temperature": 1.5, "extra": 2}, {}])
+def test_the_state_of_another_calibrator_is_refused(state: dict):
+    with pytest.raises(TypeError):
+        CALIBRATORS["scaled"].type.from_state(state)
