@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 EvalSplit = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
+MAIN_KINDS = {"plain", "scaled"}  # that every row has
 SCALED = "scaled_"  # prefix of measures on corrupted images after temperature scaling
 LOGITS = re.compile(r"seed-\d+/logits-(base|head)\.safetensors")  # below the run
 TableName = Literal["page", "run", "study", "shift", "ood", "selective", "conformal"]
@@ -209,6 +210,8 @@ class StageResult:
         """
         if not LOGITS.fullmatch(row["logits"]):
             raise ValueError(f"logits are at {row['logits']}, which is not a file of a run")
+        if not row["kinds"].keys() >= MAIN_KINDS:
+            raise ValueError(f"kinds are {', '.join(row['kinds'])}; plain and scaled are needed")
         values = {
             "stage": row["stage"],
             "seed": row["seed"],

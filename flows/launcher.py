@@ -1,17 +1,21 @@
 """Launch a trainer: its machines, its command, its settings, and the reason why it ended."""
 
 import json
+import logging
 import os
 import re
 import signal
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from semix.calib.run_folder import CONFIG
 from semix.data.errors import InputError
 from semix.data.machine import usable_cores
-from semix.flows.child import ChildExit, python_module
+from semix.flows.child import ChildExit, StopSignal, python_module, supervise
 from semix.flows.gpus import VISIBLE_DEVICES, visible_gpus
 
 if TYPE_CHECKING:  # the command line starts without it
@@ -20,6 +24,9 @@ if TYPE_CHECKING:  # the command line starts without it
 Device = Literal["auto", "cpu", "cuda"]
 
 MAX_RESTARTS = 100  # of a trainer; after so many losses it will be lost again
+FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0  # before a restart; each pause is twice the one before
+POLL_S = 0.2
+NO_CHANGES: Mapping[str, str] = {}  # to the environment
 GRACE_S = 120.0  # after SIGTERM the trainer ends its step and writes a checkpoint
 ENDING_S = 10.0  # the last seconds of GRACE_S, in which torchrun kills processes
 # Prefixes of the trainer's last line, the most informative first.
@@ -27,6 +34,7 @@ REFUSAL, DIVERGENCE, CRASH, INTERRUPTION = "error: ", "diverged: ", "crashed: ",
 REASON_PREFIXES = (REFUSAL, DIVERGENCE, CRASH, INTERRUPTION)
 # torchrun's message; processes that it ended, or that waited for this one, have other messages.
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
+log = logging.getLogger("semix.train")
 NO_REASON = "it gave no reason: the process was probably killed, most often for lack of memory"
 
 
@@ -63,6 +71,12 @@ class Machines:
             remedy = "give HOST:PORT of machine 0, the same on every machine, as 10.0.0.1:29500"
             raise InputError("main_process", self.main_process or "none", remedy)
         return host, int(port)
+
+
+def check_restarts(restarts: int) -> None:
+    """Raise InputError for a negative number of restarts, or for too many."""
+    if not 0 <= restarts <= MAX_RESTARTS:
+        raise InputError("restarts", restarts, f"choose 0 to {MAX_RESTARTS}")
 
 
 def check_machines(machines: Machines) -> None:
@@ -186,3 +200,107 @@ def describe_exit(outcome: ChildExit, reasons: Sequence[str]) -> str:
     if not reason and any(line.startswith("Traceback") for line in outcome.last_lines):
         reason = outcome.last_lines[-1]
     return f"{outcome.how}: {reason or NO_REASON}"
+
+
+@dataclass(frozen=True)
+class TrainerExit:
+    """How a trainer ended.
+
+    Attributes:
+        reasons: that its processes gave; accelerate turns every exit status into 1, and with
+            several processes adds a long report.
+    """
+
+    outcome: ChildExit
+    reasons: Sequence[str]
+
+    @property
+    def reason(self) -> str:
+        return most_informative_reason(self.reasons)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was killed or crashed, so that starting it again may help.
+
+        If semix itself is stopped, nobody asks, so an interruption counts as a loss, too. No other
+        trainer may run beside one that cannot be ended.
+        """
+        final = self.outcome.stuck or self.reason.startswith((REFUSAL, DIVERGENCE))
+        return self.outcome.returncode != 0 and not final
+
+    def __str__(self) -> str:
+        """Why it failed, in one line."""
+        if self.reason.startswith((REFUSAL, DIVERGENCE)):
+            return self.reason.removeprefix(REFUSAL)
+        return describe_exit(self.outcome, self.reasons)
+
+
+def run_trainer(
+    config: "TrainConfig",
+    run: Path,
+    machines: Machines,
+    *,
+    on_line: Callable[[str], None],
+    seeds: Sequence[int] = (),
+    trainers: int = 1,
+    environment: Mapping[str, str] = NO_CHANGES,
+    restarts: int = 0,
+    stop: StopSignal | None = None,
+) -> TrainerExit:
+    """Run the trainer of a run folder to its end, and again from its last checkpoint if it is lost.
+
+    Args:
+        config: the settings in the run folder.
+        on_line: called with every line of the trainer, which writes one per epoch.
+        seeds: only these seeds of the run; all by default.
+        trainers: number of trainers that share this machine's cores.
+        environment: further changes to this process's environment.
+        restarts: how often a lost trainer is started again, after growing pauses.
+        stop: ends the trainer, which writes a checkpoint first, or the pause.
+    """
+    arguments = ["--config", str(run / CONFIG), f"--device={machines.device}"]
+    arguments += [f"--seeds={','.join(map(str, seeds))}"] if seeds else []
+    with tempfile.TemporaryDirectory(prefix="semix-") as folder:
+        launcher = write_launcher(config, Path(folder), machines)
+        command = launch_command(
+            launcher, arguments, num_processes=trainers * machines.local_processes
+        )
+        changes = {**trainer_environment(machines), **environment}
+        for pause_s in [*pauses(restarts), None]:
+            ended = follow_trainer(command, on_line=on_line, environment=changes, stop=stop)
+            if pause_s is None or not ended.is_lost or (stop and stop.is_set()):
+                break
+            log.warning("%s; started again in %.0f s, from the last checkpoint", ended, pause_s)
+            _sleep(pause_s, stop)
+            if stop and stop.is_set():
+                break
+    return ended
+
+
+def follow_trainer(
+    command: Sequence[str],
+    *,
+    on_line: Callable[[str], None],
+    environment: Mapping[str, str] = NO_CHANGES,
+    stop: StopSignal | None = None,
+) -> TrainerExit:
+    """Run one trainer to its end, or until `stop` is set."""
+    reasons: list[str] = []
+
+    def note(line: str) -> None:
+        reasons.extend(exit_reason(line))
+        on_line(line)
+
+    outcome = supervise(command, on_line=note, environment=environment, stop=stop, grace_s=GRACE_S)
+    return TrainerExit(outcome, reasons)
+
+
+def pauses(restarts: int) -> list[float]:
+    """Seconds before each restart."""
+    return [min(FIRST_PAUSE_S * 2**number, MAX_PAUSE_S) for number in range(restarts)]
+
+
+def _sleep(seconds: float, stop: StopSignal | None) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not (stop and stop.is_set()):
+        time.sleep(POLL_S)

@@ -18,6 +18,7 @@ from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
 from semix.flows.failures import RunFailed
 from semix.flows.gpus import visible_gpus
+from semix.flows.launcher import check_restarts
 from semix.flows.paths import check_writable, training_folder
 from semix.flows.slots import MAX_SLOTS
 from semix.flows.study_builds import MixedPlan, mixed_plans
@@ -38,6 +39,7 @@ def study(
     overrides: Sequence[str] = (),
     slots: int | None = None,
     only: Sequence[str] = (),
+    restarts: int = 0,
 ) -> dict[str, Any]:
     """Start a study, or continue it.
 
@@ -52,6 +54,7 @@ def study(
             DATASET-split0-draw1/METHOD, and in mixed/ the mixed datasets that the study builds.
         slots: number of trainers, or of workers of builds; None means one per GPU, or one.
         only: names of cells as DATASET/METHOD, `*` and `?` as in file names; empty for all.
+        restarts: how often a trainer that was killed or crashed is started again.
     Returns:
         The content of study.json.
     Raises:
@@ -60,7 +63,7 @@ def study(
     """
     out = training_folder(out)
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
-    prepared = prepare_study(source, out, overrides, slots=slots or 0, only=only)
+    prepared = prepare_study(source, out, overrides, slots=slots or 0, only=only, restarts=restarts)
     if not prepared.todo:
         log.info("%s: every selected cell is measured already", out)
         return write_study(prepared.settings, prepared.cells, out)
@@ -76,6 +79,7 @@ def study(
         overrides=list(overrides),
         slots=slots or 0,
         only=list(only),
+        restarts=restarts,
     )
     record: dict[str, Any] = read_json(out / STUDY_JSON)
     return record
@@ -103,6 +107,7 @@ def prepare_study(
     *,
     slots: int,
     only: Sequence[str],
+    restarts: int = 0,
 ) -> PreparedStudy:
     """Check a study, and write the settings of the runs to do.
 
@@ -112,6 +117,7 @@ def prepare_study(
     settings = load_config(StudyConfig, config, overrides)
     if not 0 <= slots <= MAX_SLOTS:
         raise InputError("--slots", slots, f"choose 1 to {MAX_SLOTS}")
+    check_restarts(restarts)
     store, cells = Store(str(out)), cells_of(settings, out)
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
         for cell in cells:

@@ -1,7 +1,6 @@
 """The Prefect study flow: one task per slot, which runs jobs until the queue is empty."""
 
 import logging
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
@@ -32,21 +31,9 @@ from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
 from semix.flows.build_flow import build_flow
 from semix.flows.calling import from_caller
-from semix.flows.child import ChildExit, supervise
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import VISIBLE_DEVICES, gpu_fault, visible_gpus
-from semix.flows.launcher import (
-    DIVERGENCE,
-    GRACE_S,
-    REFUSAL,
-    Device,
-    Machines,
-    describe_exit,
-    exit_reason,
-    launch_command,
-    most_informative_reason,
-    write_launcher,
-)
+from semix.flows.launcher import Machines, run_trainer
 from semix.flows.paths import training_folder
 from semix.flows.slots import MAX_SLOTS, QUIET, SlotSettings, own_gpu, prepare_workers
 from semix.flows.slots.slot import RECORD
@@ -81,6 +68,7 @@ def study_flow(
     overrides: p.StudyOverrides = [],  # noqa: B006 - Prefect copies it
     slots: p.Trainers = 0,
     only: p.Cells = [],  # noqa: B006
+    restarts: p.Restarts = 0,
 ) -> dict[str, Any]:
     """Train and measure every cell of a study that is not measured, then write its tables.
 
@@ -90,13 +78,14 @@ def study_flow(
     with run_context("study"):
         folder = training_folder(out)
         prepared = from_caller(PreparedStudy) or prepare_study(
-            config, folder, overrides, slots=slots, only=only
+            config, folder, overrides, slots=slots, only=only, restarts=restarts
         )
         gpus, failed = visible_gpus(), None  # listed once: a GPU lost later may block the driver
         count = slots or max(1, len(gpus))
         make_mixed(prepared, folder, slots=count)
+        jobs = plan_jobs(prepared.todo, slots=count)
         try:
-            with run_jobs(plan_jobs(prepared.todo, slots=count), folder, slots=count, gpus=gpus):
+            with run_jobs(jobs, folder, slots=count, gpus=gpus, restarts=restarts):
                 pass
         except StudyFailed as error:
             failed = error
@@ -130,11 +119,14 @@ def small_models(plan: MixedPlan, prepared: PreparedStudy, out: Path) -> StandIn
 
 
 @contextmanager
-def run_jobs(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]) -> Iterator[None]:
+def run_jobs(
+    jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str], restarts: int = 0
+) -> Iterator[None]:
     """Train and measure the runs of all jobs during the block, and wait for their end.
 
     Args:
         gpus: identifiers of GPUs, which are distributed over the slots.
+        restarts: how often a trainer that is lost is started again.
     Raises:
         StudyFailed: names the runs that are not measured, and the reasons.
     """
@@ -153,6 +145,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str])
                 out,
                 queue,
                 slots=slots,
+                restarts=restarts,
                 environment=own_gpu(slot, gpus),
                 stop=stop,
                 ended=ended_runs,
@@ -197,7 +190,7 @@ def check_complete(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> 
     missing = {
         run: failure_of(out / run) or "; ".join(errors) or "not run"
         for run in runs
-        if not is_measured(settings_of(out / run), out / run)
+        if not is_measured(load_settings(TrainConfig, out / run / CONFIG), out / run)
     }
     if missing:
         raise StudyFailed(failure_message(missing, cells=len(runs), out=out))
@@ -217,6 +210,7 @@ def work(
     jobs: "SimpleQueue[Job]",
     *,
     slots: int,
+    restarts: int,
     environment: Mapping[str, str],
     stop: threading.Event,
     ended: "SimpleQueue[str]",
@@ -233,7 +227,9 @@ def work(
     for job, run in runs_of_jobs(jobs):
         if stop.is_set():
             break
-        failure = train_run(out / run, job, slots=slots, environment=environment, stop=stop)
+        failure = train_run(
+            *(out / run, job), slots=slots, restarts=restarts, environment=environment, stop=stop
+        )
         # On a lost GPU, all remaining runs would fail, one after the other.
         if failure and environment and (fault := gpu_fault(environment, stop)):
             reason = f"slot {slot}: GPU {environment[VISIBLE_DEVICES]} does not work: {fault}"
@@ -272,53 +268,35 @@ def record_failure(run: Path, failure: TrainingFailure) -> None:
 
 
 def train_run(
-    run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
+    run: Path,
+    job: Job,
+    *,
+    slots: int,
+    restarts: int,
+    environment: Mapping[str, str],
+    stop: threading.Event,
 ) -> TrainingFailure | None:
-    """Train some seeds of a run."""
+    """Train some seeds of a run, in one of the slots that share the machine's cores."""
     name = f"{run.parent.name}/{run.name}"
     try:
         for seed in job.seeds:
             if sibling := copy_first_stage(run, seed=seed):
                 log.info("%s seed %d: takes over the first stage of %s", name, seed, sibling.name)
-        outcome, reason = _launch(run, job, slots=slots, environment=environment, stop=stop)
+        ended = run_trainer(
+            load_settings(TrainConfig, run / CONFIG),
+            run,
+            Machines(device="cuda" if environment else "auto"),
+            on_line=lambda line: log.info("%s: %s", name, line),
+            seeds=job.seeds if job.shares_runs else (),
+            trainers=slots,
+            environment={**QUIET, **environment},
+            restarts=restarts,
+            stop=stop,
+        )
     except Exception as error:  # a damaged file of one run must not end the slot
         log.error("%s: %s", name, error)
         return TrainingFailure(str(error) or type(error).__name__)
-    if outcome.returncode == 0 or stop.is_set():
+    if ended.outcome.returncode == 0 or stop.is_set():
         return None
-    log.error("%s: %s", name, reason)
-    return TrainingFailure(reason, outcome.last_lines)
-
-
-def _launch(
-    run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
-) -> tuple[ChildExit, str]:
-    """Launch the trainer; returns how it ended, and the reason in one line."""
-    name, reasons = f"{run.parent.name}/{run.name}", list[str]()
-
-    def on_line(line: str) -> None:
-        reasons.extend(exit_reason(line))
-        log.info("%s: %s", name, line)
-
-    seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.shares_runs else []
-    device: Device = "cuda" if environment else "auto"
-    with tempfile.TemporaryDirectory(prefix="semix-") as folder:
-        launcher = write_launcher(settings_of(run), Path(folder), Machines(device=device))
-        trainer = ["--config", str(run / CONFIG), f"--device={device}", *seeds]
-        # Trainers that run at the same time share the machine's cores.
-        command = launch_command(launcher, trainer, num_processes=slots)
-        outcome = supervise(
-            command,
-            on_line=on_line,
-            environment={**QUIET, **environment},
-            stop=stop,
-            grace_s=GRACE_S,
-        )
-    reason = most_informative_reason(reasons)
-    if reason.startswith((REFUSAL, DIVERGENCE)):
-        return outcome, reason.removeprefix(REFUSAL)
-    return outcome, describe_exit(outcome, reasons)
-
-
-def settings_of(run: Path) -> TrainConfig:
-    return load_settings(TrainConfig, run / CONFIG)
+    log.error("%s: %s", name, ended)
+    return TrainingFailure(str(ended), ended.outcome.last_lines)

@@ -16,7 +16,7 @@ from semix.data.imagefolder import check_outside_images
 from semix.data.settings import whole_path
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
-from semix.flows.launcher import MAX_RESTARTS, Machines, check_machines
+from semix.flows.launcher import Machines, check_machines, check_restarts
 from semix.flows.paths import check_writable, training_folder
 
 CLAIM_TIMEOUT_S = 900.0  # equals the time that training processes wait for one another
@@ -119,8 +119,7 @@ def checked_run_folder(
         InputError: names the setting or argument that cannot be used.
     """
     folder = training_folder(run)
-    if not 0 <= restarts <= MAX_RESTARTS:
-        raise InputError("restarts", restarts, f"choose 0 to {MAX_RESTARTS}")
+    check_restarts(restarts)
     check_machines(machines)
     check_settings(settings)
     check_launch(settings, machines.processes)

@@ -1,16 +1,13 @@
 """The Prefect train flow: one task that runs the trainer by `accelerate launch`."""
 
 import logging
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prefect import flow, runtime, task
-from prefect.client.schemas.objects import State, TaskRun
-from prefect.tasks import Task
+from prefect import flow, task
 
 from semix.calib.config import TrainConfig
 from semix.calib.results import load_methods
@@ -18,36 +15,18 @@ from semix.calib.run_folder import EVALUATION
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table, training_artifact
 from semix.flows.calling import from_caller
-from semix.flows.child import ChildExit, supervise
 from semix.flows.failures import RunFailed
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import settled_device
-from semix.flows.launcher import (
-    DIVERGENCE,
-    GRACE_S,
-    REFUSAL,
-    Machines,
-    describe_exit,
-    exit_reason,
-    launch_command,
-    most_informative_reason,
-    trainer_environment,
-    write_launcher,
-)
+from semix.flows.launcher import DIVERGENCE, REFUSAL, Machines, TrainerExit, run_trainer
 from semix.flows.slots.slot import RECORD
 from semix.flows.train import PreparedTraining, claim, prepare_training
-
-FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0
 
 log = logging.getLogger("semix.train")
 
 
 class TrainFailed(RunFailed):
     """The trainer ended with an error; its checkpoints stay."""
-
-
-class TrainerLost(TrainFailed):
-    """The trainer was killed or crashed; starting it again may help."""
 
 
 def run_name(parameters: Mapping[str, Any]) -> str:
@@ -82,7 +61,7 @@ def train_flow(
         settings, run = prepared.settings, prepared.run
         key = artifact_key("train", str(run))
         if not prepared.measured:
-            run_trainer(settings, run, launch_machines, restarts=restarts, key=key)
+            launch(settings, run, launch_machines, restarts=restarts, key=key)
         if machine_rank == 0:
             result_table(load_methods([run]), key=key)
             link_to(run / EVALUATION, key=key)
@@ -94,97 +73,44 @@ def train_flow(
         }
 
 
-def run_trainer(
-    settings: TrainConfig,
-    run: Path,
-    machines: Machines,
-    *,
-    restarts: int,
-    key: str,
+@task(task_run_name="accelerate launch", **RECORD)
+def launch(
+    settings: TrainConfig, run: Path, machines: Machines, *, restarts: int, key: str
 ) -> None:
     """Run the trainer to its end, and again if it was lost.
 
     Args:
         key: key of the artifact that shows the progress, which the main machine updates.
-    """
-    machines = replace(machines, device=settled_device(machines.device))
-    trainer = ["--config", str(claim(settings, run, machines)), f"--device={machines.device}"]
-    is_main = machines.rank == 0
-    display = training_artifact(settings, run, key=key) if is_main else nullcontext(_show_nothing)
-    with tempfile.TemporaryDirectory(prefix="semix-") as folder, display as show:
-        launcher = write_launcher(settings, Path(folder), machines)
-        command = launch_command(launcher, trainer, num_processes=machines.local_processes)
-        launch_task = launch.with_options(retries=restarts, retry_delay_seconds=pauses(restarts))
-        launch_task(command, trainer_environment(machines), restarts, show)
-        show()
-
-
-def _show_nothing() -> None:
-    pass
-
-
-def pauses(restarts: int) -> list[float]:
-    """Seconds before each restart; the last value also holds for all later restarts."""
-    return [min(FIRST_PAUSE_S * 2**i, MAX_PAUSE_S) for i in range(max(1, min(restarts, 8)))]
-
-
-def worth_a_restart(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    """Prefect's retry condition: whether a task run failed because its trainer was lost."""
-    return isinstance(state.result(raise_on_failure=False), TrainerLost)
-
-
-@task(task_run_name="accelerate launch", retry_condition_fn=worth_a_restart, **RECORD)
-def launch(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    restarts: int = 0,
-    show: Callable[[], None] = _show_nothing,
-) -> None:
-    """Run the trainer to its end; Prefect starts it again if it was lost.
-
-    Args:
-        environment: changes to this process's environment.
-        restarts: maximum number of restarts.
-        show: called after every line of the trainer, which writes one per epoch.
-
     Raises:
         TrainFailed: with the exit status and the trainer's last lines.
-        TrainerLost: likewise, for a trainer that was killed or crashed.
     """
-    reasons: list[str] = []
+    machines = replace(machines, device=settled_device(machines.device))
+    claim(settings, run, machines)
+    is_main = machines.rank == 0
+    with training_artifact(settings, run, key=key) if is_main else nullcontext() as show:
 
-    def on_line(line: str) -> None:
-        reasons.extend(exit_reason(line))
-        if not line.startswith(REFUSAL):  # the exception repeats it
-            log.info("%s", line)
-        show()
+        def on_line(line: str) -> None:
+            if not line.startswith(REFUSAL):  # the exception repeats it
+                log.info("%s", line)
+            if show is not None:
+                show()
 
-    restart = runtime.task_run.run_count - 1
-    if restart:
-        log.warning("restart %d of %d, from the last checkpoint", restart, restarts)
-    try:
-        outcome = supervise(command, on_line=on_line, environment=environment, grace_s=GRACE_S)
-    except BaseException:  # an interrupt, which arrives here after the trainer has ended
-        log.warning("stopped; the training is in a checkpoint, and the same command goes on")
-        raise
-    if outcome.returncode != 0:
-        raise failure(outcome, reasons)
+        try:
+            ended = run_trainer(settings, run, machines, on_line=on_line, restarts=restarts)
+        except BaseException:  # an interrupt, which arrives here after the trainer has ended
+            log.warning("stopped; the training is in a checkpoint, and the same command goes on")
+            raise
+        if ended.outcome.returncode != 0:
+            raise failure(ended)
+        if show is not None:
+            show()
 
 
-def failure(outcome: ChildExit, reasons: Sequence[str]) -> TrainFailed:
-    """The error to raise for a trainer that ended with an error.
-
-    Args:
-        reasons: reasons that trainers gave; accelerate turns every exit status into 1, and with
-            several processes adds a long report.
-    """
-    reason = most_informative_reason(reasons)
-    if reason.startswith(REFUSAL):
-        return TrainFailed(reason.removeprefix(REFUSAL), exit_status=2)
-    if reason.startswith(DIVERGENCE):  # a restart would diverge again
-        return TrainFailed(f"{reason}; the last checkpoint stays")
-    # If semix itself is stopped, this is not reached, so an interruption counts as a loss, too.
-    lines = [f"training ended: {describe_exit(outcome, reasons)}", *outcome.last_lines]
-    # No other trainer may run beside one that cannot be ended.
-    error_type = TrainFailed if outcome.stuck else TrainerLost
-    return error_type("\n".join([*lines, "checkpoints stay; the same command goes on"]))
+def failure(ended: TrainerExit) -> TrainFailed:
+    """The error to raise for a trainer that ended with an error."""
+    if ended.reason.startswith(REFUSAL):
+        return TrainFailed(str(ended), exit_status=2)
+    if ended.reason.startswith(DIVERGENCE):  # a restart would diverge again
+        return TrainFailed(f"{ended}; the last checkpoint stays")
+    lines = [f"training ended: {ended}", *ended.outcome.last_lines]
+    return TrainFailed("\n".join([*lines, "checkpoints stay; the same command goes on"]))

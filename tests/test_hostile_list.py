@@ -85,9 +85,12 @@ RUNS: dict[str, Callable[[Path], object]] = {
     "a seed that is a list": lambda run: change_row(run, seed=[0]),
     "bins that are a text": lambda run: change_row(run, bins="many"),
     "a temperature that is a text": lambda run: change_row(run, temperature="hot"),
-    "measures that are a list": lambda run: change_row(run, plain=[0.5]),
-    "a measure that is a text": lambda run: change_row(run, plain={"accuracy": "all"}),
-    "measures that lack accuracy": lambda run: change_row(run, plain={"ece": 0.1}),
+    "measures that are a list": lambda run: change_row(run, kinds={"plain": [0.5]}),
+    "a measure that is a text": lambda run: change_row(run, kinds={"plain": {"accuracy": "all"}}),
+    "measures that lack accuracy": lambda run: change_row(
+        run, kinds={"plain": {"ece": 0.1}, "scaled": {"ece": 0.1}}
+    ),
+    "kinds that lack one": lambda run: change_row(run, kinds={"plain": {"accuracy": 0.5}}),
     "logits outside the run": lambda run: change_row(run, logits="../photos/a.jpg"),
     "logits at an absolute place": lambda run: change_row(run, logits="/etc/passwd"),
     "logits that are a pipe": lambda run: (

@@ -15,11 +15,8 @@ less where several trainers share the GPU.
 
 import argparse
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run, is_measured
 from semix.calib.study import StudyConfig, cells_of, check_cells
 from semix.calib.study_jobs import Job, copy_first_stage, forget_failure, note_failure, plan_jobs
@@ -36,6 +34,8 @@ from semix.calib.study_tables import VALUES_CSV, write_study
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.settings import load_settings
+from semix.flows.child import supervise
+from semix.flows.launcher import Device, Machines, run_trainer
 from semix.flows.study_builds import (
     is_built,
     mixed_plans,
@@ -127,7 +127,7 @@ class GpuStudy:
 
     study: StudyConfig
     out: Path
-    device: str
+    device: Device
     slots: int
     deadline: float
 
@@ -204,30 +204,36 @@ class GpuStudy:
             run = self.out / name
             for seed in job.seeds:
                 copy_first_stage(run, seed=seed)
-            seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.shares_runs else []
-            trainer = ["semix.calib.train", "--config", str(run / "config.json"), *seeds]
+            if self.is_set():
+                raise OutOfTime
             forget_failure(run)
-            try:
-                self._run([sys.executable, "-m", *trainer, f"--device={self.device}"])
-            except RuntimeError as error:  # other runs continue, and the tables name the failure
-                note_failure(run, str(error), last_lines=[])
+            ended = run_trainer(
+                load_settings(TrainConfig, run / "config.json"),
+                run,
+                Machines(device=self.device),
+                on_line=print,
+                seeds=job.seeds if job.shares_runs else (),
+                trainers=self.slots,
+                stop=self,
+            )
+            if self.is_set():
+                raise OutOfTime
+            if ended.outcome.returncode:  # other runs continue, and the tables name the failure
+                note_failure(run, str(ended), last_lines=ended.outcome.last_lines)
+
+    def is_set(self) -> bool:
+        """Whether the budget is spent, which stops the trainers; they write checkpoints first."""
+        return time.monotonic() >= self.deadline
 
     def _run(self, command: Sequence[str]) -> None:
         """Run a child process until it ends, or stop it when the budget ends."""
-        if time.monotonic() >= self.deadline:
+        if self.is_set():
             raise OutOfTime
-        with subprocess.Popen(command, start_new_session=True) as child:
-            try:
-                status = child.wait(max(0.0, self.deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGTERM)
-                try:
-                    child.wait(GRACE_S)
-                except subprocess.TimeoutExpired:
-                    os.killpg(child.pid, signal.SIGKILL)
-                raise OutOfTime from None
-        if status:
-            raise RuntimeError(f"{' '.join(command[2:6])} ... ended with status {status}")
+        ended = supervise(command, on_line=print, stop=self, grace_s=GRACE_S)
+        if self.is_set():
+            raise OutOfTime
+        if ended.returncode:
+            raise RuntimeError(f"{' '.join(command[2:6])} ... ended: {ended}")
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

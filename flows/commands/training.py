@@ -90,6 +90,7 @@ def study(
     overrides: p.StudyOverrides = [],  # noqa: B006
     slots: p.Trainers = 0,
     only: p.Cells = [],  # noqa: B006
+    restarts: p.Restarts = 0,
     json: p.Json = False,
 ) -> None:
     """Train and compare methods on datasets, or continue.
@@ -101,7 +102,9 @@ def study(
     """
     from semix.flows.study import study as run
 
-    record = run(config, out, overrides=overrides, slots=slots or None, only=only)
+    record = run(
+        config, out, overrides=overrides, slots=slots or None, only=only, restarts=restarts
+    )
     if json:
         emit_json(record)
         return

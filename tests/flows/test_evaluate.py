@@ -149,7 +149,7 @@ def test_a_run_without_mixed_images_has_a_report(run: Path, tmp_path: Path):
     assert out.splitlines()[-1] == str(page)
     text = page.read_text()
     (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
-    assert f"{100 * row['plain']['accuracy']:.2f}" in text
+    assert f"{100 * row['kinds']['plain']['accuracy']:.2f}" in text
     assert "Mixed" not in text and "CLIP" not in text
 
 

@@ -21,11 +21,13 @@ from semix.calib.study_jobs import Job, failure_of
 from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.data.settings import load_settings
-from semix.flows import study_flow
+from semix.flows import launcher, study_flow
 from semix.flows.artifacts import artifact_key
 from semix.flows.child import ChildExit
+from semix.flows.launcher import TrainerExit
 from semix.flows.study import StudyFailed, failure_message, study
 from semix.flows.study_flow import TrainingFailure, work
+from tests.trainings import trainer_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 30
@@ -108,6 +110,25 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     modified = (ce / "evaluation.json").stat().st_mtime_ns
     study(config, out, only=["*/ce"])  # measured: nothing is started
     assert (ce / "evaluation.json").stat().st_mtime_ns == modified
+
+
+def test_a_trainer_of_a_study_that_was_killed_is_started_again(
+    prefect_api, config, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(launcher, "FIRST_PAUSE_S", 0.5)
+    out = tmp_path / "out"
+    run = out / "digits" / "ce"
+
+    def kill() -> None:
+        wait_until(lambda: list(run.glob("seed-3/checkpoint/0*")))
+        trainer_of(run).kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    study(config, out, only=["*/ce"], restarts=1)
+    killer.join()
+    assert "; started again in 0 s, from the last checkpoint" in caplog.text
+    assert epochs_of(run) == list(range(EPOCHS)) and (run / "evaluation.json").is_file()
 
 
 @pytest.fixture
@@ -212,7 +233,7 @@ def test_a_slot_whose_gpu_is_lost_ends_and_others_go_on(prefect_api, tmp_path, m
     monkeypatch.setattr(study_flow, "train_run", train)
     faults = {"4": "it does not answer", "7": ""}
     monkeypatch.setattr(study_flow, "gpu_fault", lambda e, _: faults[e["CUDA_VISIBLE_DEVICES"]])
-    monkeypatch.setattr(study_flow, "settings_of", lambda run: None)
+    monkeypatch.setattr(study_flow, "load_settings", lambda *_: None)
     monkeypatch.setattr(
         study_flow, "is_measured", lambda _, run: str(run.relative_to(tmp_path)) in trained
     )
@@ -237,9 +258,9 @@ def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypat
             raise SafetensorError("header too small")
 
     monkeypatch.setattr(study_flow, "copy_first_stage", copy_first_stage)
-    monkeypatch.setattr(
-        study_flow, "_launch", lambda *_, **__: (ChildExit(1, 0, False, False, ()), "")
-    )
+    ended = TrainerExit(ChildExit(1, 0, False, False, ()), ())
+    monkeypatch.setattr(study_flow, "run_trainer", lambda *_, **__: ended)
+    monkeypatch.setattr(study_flow, "load_settings", lambda *_: None)
     (tmp_path / "a" / "damaged").mkdir(parents=True)
     ended_runs = SimpleQueue()
 
@@ -248,7 +269,8 @@ def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypat
         jobs, stop = SimpleQueue(), threading.Event()
         jobs.put(Job(("a/damaged", "a/whole"), (0,)))
         future = work.submit(
-            0, tmp_path, jobs, slots=1, environment={}, stop=stop, ended=ended_runs
+            *(0, tmp_path, jobs),
+            **{"slots": 1, "restarts": 0, "environment": {}, "stop": stop, "ended": ended_runs},
         )
         return future.result()
 

@@ -9,17 +9,24 @@ import threading
 from pathlib import Path
 
 import pytest
-from prefect import flow
 
 from semix.calib.config import TrainConfig
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
-from semix.flows import train_flow as module
+from semix.flows import launcher
 from semix.flows.artifacts import artifact_key
 from semix.flows.child import ChildExit
-from semix.flows.launcher import NO_REASON, Machines, launch_command, launcher_settings
+from semix.flows.launcher import (
+    NO_REASON,
+    Machines,
+    TrainerExit,
+    follow_trainer,
+    launch_command,
+    launcher_settings,
+    pauses,
+)
 from semix.flows.train import train
-from semix.flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
+from semix.flows.train_flow import TrainFailed, failure
 from tests.calib.runs import assert_same_results
 from tests.trainings import (
     SETTINGS,
@@ -120,11 +127,7 @@ ENDED = "training ended: exit status 1: "
 KILLED = "E1122 api.py:988] failed (exitcode: -9) local_rank: 1 (pid: 7) of binary: /bin/python"
 
 
-@flow(name="launch alone")
-def launch_alone(code: str) -> None:
-    launch([sys.executable, "-c", code], {})
-
-
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "text", "status", "lost"),
     [
@@ -144,23 +147,29 @@ def launch_alone(code: str) -> None:
         ("print('crashed: y'); print('error: a = b: c'); exit(1)", "a = b: c", 2, False),
     ],
 )
-def test_a_failed_training_says_why(prefect_api, code, text, status, lost):
-    with pytest.raises(TrainFailed) as caught:
-        launch_alone(code)
-    assert str(caught.value).startswith(text)
-    assert caught.value.exit_status == status
-    assert isinstance(caught.value, TrainerLost) == lost
+def test_a_failed_training_says_why(code, text, status, lost):
+    ended = follow_trainer([sys.executable, "-c", code], on_line=print)
+    error = failure(ended)
+    assert str(error).startswith(text)
+    assert error.exit_status == status
+    assert ended.is_lost == lost
 
 
 def test_no_other_is_trained_beside_one_that_cannot_be_ended():
-    error = failure(ChildExit(7, -9, hung=False, stuck=True, last_lines=()), [])
-    assert str(error).startswith("training ended: process 7 is stuck in the kernel; SIGKILL")
-    assert not isinstance(error, TrainerLost)
+    ended = TrainerExit(ChildExit(7, -9, hung=False, stuck=True, last_lines=()), [])
+    assert str(failure(ended)).startswith("training ended: process 7 is stuck in the kernel; SIG")
+    assert not ended.is_lost
 
 
 def test_pauses_between_restarts_grow_up_to_ten_minutes():
+    assert pauses(0) == []
     assert pauses(3) == [10, 20, 40]
     assert pauses(100)[-1] == 600
+
+
+@pytest.mark.process
+def test_a_trainer_that_ended_well_is_not_lost():
+    assert not follow_trainer([sys.executable, "-c", "print('error: x')"], on_line=print).is_lost
 
 
 # Trainers that are stopped, killed and started again: nothing that was trained is lost
@@ -218,7 +227,7 @@ def test_a_trainer_whose_flow_is_killed_writes_a_checkpoint_and_ends(unbroken, t
 def test_a_trainer_that_was_killed_is_started_again_by_itself(
     prefect_api, unbroken, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.5)
+    monkeypatch.setattr(launcher, "FIRST_PAUSE_S", 0.5)
     config, run = write_config(tmp_path / "long.yaml"), tmp_path / "run"
 
     def kill() -> None:
@@ -230,7 +239,7 @@ def test_a_trainer_that_was_killed_is_started_again_by_itself(
     with caplog.at_level(logging.INFO, logger="semix.train"):
         train(config, run, restarts=1)
     killer.join()
-    assert "restart 1 of 1, from the last checkpoint" in caplog.text
+    assert "; started again in 0 s, from the last checkpoint" in caplog.text
     assert_same_results_here(unbroken, run)
 
 
