@@ -260,9 +260,12 @@ def _row(trained: TrainedSeed, stage: StageName, measures: Measures) -> Row:
 
 
 def _earlier_evaluation(trained: TrainedSeed) -> SeedEvaluation | None:
-    """The earlier evaluation of the same weights, if there is one."""
+    """The earlier evaluation of the same weights, if there is one.
+
+    Schema 3 has the results under shift and for OOD images as this one.
+    """
     evaluation = read_seed_evaluation(trained.run, trained.seed)
-    if evaluation is None or evaluation.get("schema") != SCHEMA:
+    if evaluation is None or evaluation.get("schema") not in (3, SCHEMA):
         return None
     sources = {row["stage"]: row.get("source") for row in evaluation["rows"]}
     return evaluation if sources == trained.sources else None

@@ -272,9 +272,12 @@ def test_bootstrap_resamples_are_kept_for_comparisons(run):
                 assert resamples["nll"] == pytest.approx(expected[:, column].tolist(), abs=1e-6)
 
 
-def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
+@pytest.mark.parametrize("schema", [3, SCHEMA])
+def test_shift_of_the_same_settings_is_kept(run, monkeypatch, schema):
     set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
     before = [row["shift"] for row in evaluate_run(run)["rows"]]
+    for path in run.glob("seed-*/evaluation.json"):
+        path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', f'"schema": {schema}', 1))
     monkeypatch.setattr("semix.calib.evaluate.predictions.load_stages", None)  # would be called
     set_evaluation(run, bins=4)
     assert [row["shift"] for row in evaluate_run(run)["rows"]] == before
