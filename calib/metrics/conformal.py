@@ -69,25 +69,6 @@ def sets_within(scores: Tensor, limit: float) -> Tensor:
     return sets.scatter_(1, scores.argmin(1, keepdim=True), True)
 
 
-def conformal_sets(
-    calibration: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    *,
-    score: Score,
-    miscoverage: float,
-) -> ConformalSets:
-    """Sets calibrated on validation images and measured on test images.
-
-    Args:
-        calibration, test: logits [N, K], best after temperature scaling, and targets [N].
-        miscoverage: fraction of sets that may lack the true class.
-    """
-    (calibration_logits, calibration_targets), (logits, targets) = calibration, test
-    calibration_scores = nonconformity(calibration_logits.double().softmax(1), score)
-    limit = threshold(calibration_scores, calibration_targets, miscoverage)
-    return measure_sets(logits, targets, score=score, limit=limit)
-
-
 def measure_sets(logits: Tensor, targets: Tensor, *, score: Score, limit: float) -> ConformalSets:
     """Coverage and size of the sets of test images.
 

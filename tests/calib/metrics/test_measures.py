@@ -21,7 +21,15 @@ from semix.calib.metrics import (
     reliability_bins,
     underconfidence_error,
 )
-from semix.calib.metrics.conformal import SCORES, conformal_sets, nonconformity, sets_within
+from semix.calib.metrics.conformal import (
+    SCORES,
+    ConformalSets,
+    Score,
+    measure_sets,
+    nonconformity,
+    sets_within,
+    threshold,
+)
 from semix.calib.metrics.measures import (
     expected_error,
     maximum_error,
@@ -332,6 +340,7 @@ def test_smooth_ece_of_perfect_confidence_is_none():
 
 
 ORACLE = json.loads(FILE.read_text())
+Predicted = tuple[Tensor, Tensor]  # logits [N, K] and targets [N]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -356,6 +365,13 @@ def test_the_variational_error_equals_that_of_probmetrics(name: str):
         assert variational_error(p, p, truth, order) == 0
 
 
+def conformal_sets(held_out: Predicted, test: Predicted, score: Score) -> ConformalSets:
+    """Sets that may lack the true class of one image in ten, calibrated on the first images."""
+    logits, targets = held_out
+    limit = threshold(nonconformity(logits.double().softmax(1), score), targets, 0.1)
+    return measure_sets(*test, score=score, limit=limit)
+
+
 def test_conformal_sets_keep_their_promise_on_exchangeable_images():
     rng = torch.Generator().manual_seed(0)
     miss_rates = dict.fromkeys(SCORES, 0.0)
@@ -364,7 +380,7 @@ def test_conformal_sets_keep_their_promise_on_exchangeable_images():
         targets = torch.multinomial((logits / 2).softmax(1), 1, generator=rng)[:, 0]
         held_out, test = (logits[:100], targets[:100]), (logits[100:], targets[100:])
         for score in SCORES:
-            result = conformal_sets(held_out, test, score=score, miscoverage=0.1)
+            result = conformal_sets(held_out, test, score)
             miss_rates[score] += (1 - result.coverage) / 200
             assert 1 <= result.size <= 5
     assert max(miss_rates.values()) < 0.1 + 0.005
@@ -372,7 +388,7 @@ def test_conformal_sets_keep_their_promise_on_exchangeable_images():
 
 def test_too_few_held_out_images_give_whole_sets():
     logits, targets = torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
-    result = conformal_sets((logits, targets), (logits, targets), score="thr", miscoverage=0.1)
+    result = conformal_sets((logits, targets), (logits, targets), "thr")
     assert (result.coverage, result.size) == (1, 3)
 
 
