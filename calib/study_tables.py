@@ -77,14 +77,14 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
     records = {"test": table_records(test), "validation": table_records(validation)}
     figures = draw_figures(test, out)
     versions = merge_versions(evaluation["versions"] for evaluation in finished.values())
-    facts = _summary_of_runs(finished, versions)
+    facts, mixed = _summary_of_runs(finished, versions), read_mixed(out)
     texts = {
         "study.md": markdown_document(
-            study, test, missing=missing, figures=figures, facts=facts, mixed=read_mixed(out)
+            study, test, missing=missing, figures=figures, facts=facts, mixed=mixed
         ),
         "study-validation.md": markdown_document(study, validation, missing=missing, facts=facts),
         "study.csv": as_csv(records["test"]),
-        "study.tex": latex_document(study, test, missing=missing),
+        "study.tex": latex_document(study, test, missing=missing, mixed=mixed),
         VALUES_CSV: csv_text(value_frame(test), float_format="%.7g"),
     }
     for name, text in texts.items():
@@ -164,6 +164,15 @@ def shifted_table(table: DatasetTable) -> Table:
         if any(row.values[column.key] for column in table.shifted_columns)
     ]
     return Table("", "", [column.title for column in table.shifted_columns], rows)
+
+
+def further_tables(table: DatasetTable) -> list[tuple[str, Table]]:
+    """The titles and tables of what else was measured, as far as it was."""
+    tables = [("Corrupted test images and OOD images", shifted_table(table))]
+    if table.split == "test":
+        gains = improvements([row.method for row in table.rows], SHOWN_CALIBRATORS)
+        tables.append(("Relative decrease of proper scores by post-hoc calibration", gains))
+    return [(title, each) for title, each in tables if each.rows]
 
 
 def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[TableCell]]:
@@ -286,12 +295,8 @@ def markdown_document(
     for table in tables:
         images = "" if table.images is None else f", {table.images:,} {table.split} images"
         blocks += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
-        if (shifted := shifted_table(table)).rows:
-            blocks += ["Corrupted test images and OOD images:", as_markdown(shifted)]
-        gains = improvements([row.method for row in table.rows], SHOWN_CALIBRATORS)
-        if table.split == "test" and gains.rows:
-            blocks += ["Relative decrease of proper scores by post-hoc calibration:"]
-            blocks += [as_markdown(gains)]
+        for title, further in further_tables(table):
+            blocks += [f"{title}:", as_markdown(further)]
         if chosen := choice_sentences(table):
             lines = [f"- {markdown_text(line)}" for line in chosen]
             blocks += ["Chosen on validation (number of replicates):", "\n".join(lines)]
@@ -345,9 +350,16 @@ def _replication(study: StudyConfig) -> str:
 
 
 def latex_document(
-    study: StudyConfig, tables: Sequence[DatasetTable], *, missing: Mapping[str, str]
+    study: StudyConfig,
+    tables: Sequence[DatasetTable],
+    *,
+    missing: Mapping[str, str],
+    mixed: "DataFrame | None" = None,
 ) -> str:
-    """A complete LaTeX document, from which each `tabular` can be copied."""
+    """A complete LaTeX document, from which each `tabular` can be copied.
+
+    Args: as of `markdown_document`.
+    """
     blocks = [LATEX_PREAMBLE, rf"\section*{{{latex_text(study.name)}}}"]
     if missing:
         cells = "; ".join(f"{latex_text(cell)}: {latex_text(why)}" for cell, why in missing.items())
@@ -357,6 +369,9 @@ def latex_document(
         images = "" if table.images is None else f"{table.images} "
         caption = f"{table.dataset}, {images}{table.split} images{bins}. {_replication(study)}"
         blocks.append(_floating(measure_table(table), caption))
+        for title, further in further_tables(table):
+            caption = f"{table.dataset}: {title[0].lower()}{title[1:]}."
+            blocks.append(_floating(further, caption))
         caption = f"{table.dataset}: change against {table.baseline} with 95 % intervals, and p,"
         caption += " uncorrected and Holm-corrected."
         for tests, table_caption in (
@@ -367,6 +382,8 @@ def latex_document(
                 blocks.append(
                     _floating(tests, table_caption or f"{table.dataset}: further comparisons.")
                 )
+    if mixed is not None:
+        blocks.append(_floating(mixed_table(mixed), f"Mixed images. {MIXED_NOTE}"))
     return "\n\n".join([*blocks, r"\end{document}"]) + "\n"
 
 

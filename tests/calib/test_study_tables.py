@@ -14,6 +14,7 @@ from semix.calib.metrics import calibration_metrics
 from semix.calib.replicates import interval
 from semix.calib.study import GridChoice, cells_of
 from semix.calib.study_jobs import note_failure
+from semix.calib.study_mixed import MIXED_MEASURES
 from semix.calib.study_results import make_tables, read_results, select_combination
 from semix.calib.study_tables import (
     as_csv,
@@ -26,7 +27,7 @@ from semix.calib.study_tables import (
     write_study,
 )
 from semix.data.errors import InputError
-from tests.calib.measured import random_predictions, write_run
+from tests.calib.measured import SHIFT, random_predictions, write_run
 
 ECE = {"ce": [0.10, 0.20, 0.30], "ls": [0.08, 0.16, 0.27], "mac": [0.10, 0.20, 0.30]}
 ACCURACY = {"ce": [0.5, 0.6, 0.7], "ls": [0.4, 0.6, 0.5], "mac": [0.5, 0.6, 0.7]}
@@ -179,6 +180,21 @@ def test_the_latex_is_well_formed(make_study, tmp_path):
     for name in ("document", "table", "tabular"):
         assert latex.count(rf"\begin{{{name}}}") == latex.count(rf"\end{{{name}}}") > 0
     assert latex.count("{") == latex.count("}")
+
+
+def test_latex_has_the_tables_of_the_markdown(make_study, tmp_path):
+    study = make_study()
+    cells = write_all(study, tmp_path)
+    write_run(cells[1], tmp_path, {seed: {} for seed in (0, 1, 2)}, shift=SHIFT)
+    keys = {"dataset": "digits", "build": "random noise", "split": 0, "draw": 0}
+    frame = pandas.DataFrame([keys | dict.fromkeys(MIXED_MEASURES, 0.5)])
+    tables = tables_of(study, tmp_path)
+    markdown = markdown_document(study, tables, missing={}, mixed=frame)
+    latex = latex_document(study, tables, missing={}, mixed=frame)
+    assert latex.count(r"\begin{tabular}") == markdown.count("\n|:-") > 4
+    assert "digits: corrupted test images and OOD images." in latex
+    assert "digits: relative decrease of proper scores by post-hoc calibration." in latex
+    assert "Mixed images. Means over splits and draws" in latex and "random noise" in latex
 
 
 def test_csv_holds_full_precision(make_study, tmp_path):
