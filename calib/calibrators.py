@@ -1,6 +1,7 @@
 """Post-hoc calibrators, fitted on validation logits: one list, one way to fit, apply and store.
 
-A further calibrator needs a class, a function that fits it, and a line in `CALIBRATORS`.
+A further calibrator needs a class, a function that fits it, a line in `CALIBRATORS`, and its label
+in `semix.calib.run_folder`.
 """
 
 import logging
@@ -395,26 +396,22 @@ def fit_isotonic(logits: Tensor, targets: Tensor, temperature: float | None = No
 
 
 class CalibratorKind(NamedTuple):
-    """How a calibrator is shown, fitted and restored.
+    """How a calibrator is fitted and restored; `CALIBRATOR_LABELS` says how it is shown.
 
     Attributes:
-        label: follows the name of a method in tables.
         fit: from validation logits, targets, and their temperature, or None to fit it, too.
         type: its class, whose `from_state` restores what was fitted.
     """
 
-    label: str
     fit: Callable[[Tensor, Tensor, float | None], Calibrator]
     type: type[Calibrator]
 
 
 CALIBRATORS: dict[str, CalibratorKind] = {
-    "scaled": CalibratorKind("+ temperature scaling", fit_temperature_scaling, TemperatureScaling),
-    "ets": CalibratorKind("+ ETS", fit_ensemble, Ensemble),
-    "vector": CalibratorKind("+ vector scaling", fit_vector, VectorScaling),
-    "svs": CalibratorKind("+ SVS", fit_svs, Structured),
-    "sms": CalibratorKind("+ SMS", fit_sms, Structured),
-    "isotonic": CalibratorKind("+ isotonic regression", fit_isotonic, Isotonic),
+    "scaled": CalibratorKind(fit_temperature_scaling, TemperatureScaling),
+    "ets": CalibratorKind(fit_ensemble, Ensemble),
+    "vector": CalibratorKind(fit_vector, VectorScaling),
+    "svs": CalibratorKind(fit_svs, Structured),
+    "sms": CalibratorKind(fit_sms, Structured),
+    "isotonic": CalibratorKind(fit_isotonic, Isotonic),
 }
-PLAIN = "plain"  # as trained
-KINDS = (PLAIN, *CALIBRATORS)  # keys of measures in evaluation.json

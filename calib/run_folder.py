@@ -54,6 +54,18 @@ class DataRecord(TypedDict):
 
 # evaluation.json, of a run and of each seed
 
+# Kinds of calibration: as trained, and the names of `semix.calib.calibrators.CALIBRATORS` with the
+# labels that follow a method's name in tables. Here, because tables are shown without torch.
+PLAIN = "plain"
+CALIBRATOR_LABELS = {
+    "scaled": "+ temperature scaling",
+    "ets": "+ ETS",
+    "vector": "+ vector scaling",
+    "svs": "+ SVS",
+    "sms": "+ SMS",
+    "isotonic": "+ isotonic regression",
+}
+KINDS = (PLAIN, *CALIBRATOR_LABELS)
 Intervals = dict[str, list[float]]  # lower and upper limit, by measure
 
 
@@ -69,7 +81,7 @@ class Shift(TypedDict):
 class Measures(TypedDict):
     """Measures on test images.
 
-    Kinds are "plain", as trained, and the names of `semix.calib.calibrators.CALIBRATORS`.
+    Kinds are those of KINDS.
     """
 
     bins: int

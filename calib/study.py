@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from semix.calib.calibrators import CALIBRATORS
 from semix.calib.check import check_launch, check_modules, check_settings
 from semix.calib.config import Criterion, Seeds, TrainConfig
+from semix.calib.run_folder import CALIBRATOR_LABELS
 from semix.data.errors import NOT_SHOWN, InputError
 from semix.data.settings import Settings, load_settings, whole_path
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     PostHoc = str
 else:
-    PostHoc = Literal[tuple(CALIBRATORS)]
+    PostHoc = Literal[tuple(CALIBRATOR_LABELS)]
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")  # no dots, which --set takes for separators
 COMPONENT_SECTIONS = ("loss", "method", "model")  # each has a name and its parameters
 MIXED = "mixed"  # folder of the mixed datasets that a study makes

@@ -10,7 +10,6 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semix.calib.calibrators import CALIBRATORS, PLAIN
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     ACCURACY,
@@ -26,14 +25,14 @@ from semix.calib.results import (
     measures_in,
     significant_change,
 )
-from semix.calib.run_folder import Shift
+from semix.calib.run_folder import CALIBRATOR_LABELS, PLAIN, Shift
 from semix.data.printable import markdown_text, printable, printable_line, spreadsheet_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MAIN_KINDS = {PLAIN: "as trained", "scaled": CALIBRATORS["scaled"].label}
-KIND_LABELS = {PLAIN: "", **{name: kind.label for name, kind in CALIBRATORS.items()}}
+MAIN_KINDS = {PLAIN: "as trained", "scaled": CALIBRATOR_LABELS["scaled"]}
+KIND_LABELS = {PLAIN: "", **CALIBRATOR_LABELS}
 PROPER = (NLL, MEASURE["brier"])
 RELATIVE_DECREASE = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
@@ -374,7 +373,7 @@ def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCe
 
 
 def improvements(
-    methods: Sequence[MethodResult], kinds: Sequence[str] = tuple(CALIBRATORS)
+    methods: Sequence[MethodResult], kinds: Sequence[str] = tuple(CALIBRATOR_LABELS)
 ) -> Table:
     """The relative decrease of proper scores by each kind of post-hoc calibration."""
 

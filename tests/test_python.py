@@ -44,15 +44,15 @@ def fresh_accelerate() -> Iterator[None]:
 
 @pytest.fixture
 def birds(tmp_path, monkeypatch, hasty_config) -> None:
-    """A working folder with the file and the runs that the page names."""
+    """A working folder with the file that the page names."""
     monkeypatch.chdir(tmp_path)
     Path("birds.yaml").write_text(json.dumps(hasty_config.model_dump(mode="json")))
-    for name, eces in (("ce", [0.05, 0.06, 0.07]), ("csm", [0.02, 0.03, 0.05])):
-        make_run(Path("runs", name), name, [{"ece": ece} for ece in eces])
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block not in COMMANDS])
 def test_the_pages_lines_run(block, birds, built, fresh_accelerate, capsys):
+    for name, eces in (("ce", [0.05, 0.06, 0.07]), ("csm", [0.02, 0.03, 0.05])):
+        make_run(Path("runs", name), name, [{"ece": ece} for ece in eces])
     names = run(block, built.url)
     if "error" in block:
         assert capsys.readouterr().out.startswith("mixing.alphas ")

@@ -229,7 +229,9 @@ class GpuStudy:
         """Run a child process until it ends, or stop it when the budget ends."""
         if self.is_set():
             raise OutOfTime
-        ended = supervise(command, on_line=print, stop=self, grace_s=GRACE_S)
+        # The working folder is not on the import path of a child.
+        path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+        ended = supervise(command, on_line=print, environment=path, stop=self, grace_s=GRACE_S)
         if self.is_set():
             raise OutOfTime
         if ended.returncode:

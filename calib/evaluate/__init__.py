@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from semix.calib.calibration import Calibration, write_calibrations
-from semix.calib.calibrators import KINDS, PLAIN
 from semix.calib.check import check_evaluation
 from semix.calib.config import EvaluationConfig, TrainConfig
 from semix.calib.evaluate.predictions import TrainedSeed
@@ -27,6 +26,8 @@ from semix.calib.real_data import TrainingData, open_data
 from semix.calib.replicates import COMPARED_MEASURES, STORED_RESAMPLES
 from semix.calib.run_folder import (
     EVALUATION,
+    KINDS,
+    PLAIN,
     SCHEMA,
     Evaluation,
     Intervals,

@@ -23,6 +23,7 @@ from semix.calib.calibrators import (
     fit_vector,
 )
 from semix.calib.metrics import calibration_metrics
+from semix.calib.run_folder import CALIBRATOR_LABELS
 from semix.calib.temperature import fit_temperature
 from tests.calib.metrics.oracle import CASES, FILE, case
 
@@ -331,6 +332,10 @@ def test_logits_of_other_classes_are_refused_by_structured_scaling():
     logits, targets, _ = known_truth(50, 3, seed=4)
     with pytest.raises(ValueError, match=r"logits have shape \(2, 4\): fitted on \[N, 3\]"):
         fit_svs(logits, targets)(torch.zeros(2, 4))
+
+
+def test_every_calibrator_has_a_label():
+    assert list(CALIBRATORS) == list(CALIBRATOR_LABELS)
 
 
 @pytest.mark.parametrize("name", CALIBRATORS)

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from semix.calib.calibration import read_calibration
-from semix.calib.calibrators import CALIBRATORS, KINDS
+from semix.calib.calibrators import CALIBRATORS
 from semix.calib.check import check_evaluation
 from semix.calib.checkpoint import read_metadata, save_tensors
 from semix.calib.config import EvaluationConfig, OODDataConfig, TrainConfig
@@ -28,7 +28,7 @@ from semix.calib.metrics.conformal import measure_sets
 from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from semix.calib.network import load_classifier, predict
 from semix.calib.real_data import open_data
-from semix.calib.run_folder import SCHEMA, claim_run, is_measured, run_digest
+from semix.calib.run_folder import KINDS, SCHEMA, claim_run, is_measured, run_digest
 from semix.calib.temperature import fit_temperature
 from semix.calib.train import train_run
 from semix.data.errors import InputError
