@@ -114,20 +114,24 @@ def epochs_of(
 ) -> tuple[list[dict[str, float]], float]:
     """What each epoch of one process measured, and the process's peak memory, MB."""
     settings = ["--epochs", str(EPOCHS), "--batch", str(BATCH[size]), "--workers", str(workers)]
-    with subprocess.Popen(
-        [python, SCRIPT, reader, folder, *settings, *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [python, SCRIPT, reader, folder, *settings, *more],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
         peak: list[float] = [0.0]
         watch = threading.Thread(target=watch_memory, args=(process, peak))
         watch.start()
         assert process.stdout is not None
         lines = process.stdout.read().splitlines()
         watch.join()
-    if process.returncode:
-        raise RuntimeError(f"{reader} ended with status {process.returncode}")
+        if process.returncode:
+            errors.seek(0)
+            raise RuntimeError(f"{reader} ended with status {process.returncode}: {errors.read()}")
     return [json.loads(line) for line in lines if line.startswith("{")], peak[0]
 
 

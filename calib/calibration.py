@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from semix.calib.calibrators import CALIBRATORS, Calibrator
+from semix.calib.calibrators import CALIBRATORS, Calibrator, TemperatureScaling
 from semix.calib.metrics.conformal import SCORES, nonconformity, threshold
 from semix.calib.run_folder import StageName, report_damage, seed_folder
 from semix.calib.temperature import fit_temperature
@@ -25,15 +25,20 @@ class Calibration:
     """What was fitted on validation images for one stage of one seed.
 
     Attributes:
-        temperature: that minimises the NLL; all calibrators share it.
-        calibrators: by name, see `CALIBRATORS`.
+        calibrators: by name, see `CALIBRATORS`; all share one temperature.
         thresholds: of conformal sets of the scaled logits, by score and miscoverage; infinite where
             the validation images are too few.
     """
 
-    temperature: float
     calibrators: Mapping[str, Calibrator]
     thresholds: Mapping[str, Mapping[float, float]]
+
+    @property
+    def temperature(self) -> float:
+        """The temperature that minimises the NLL."""
+        scaling = self.calibrators["scaled"]
+        assert isinstance(scaling, TemperatureScaling)
+        return scaling.temperature
 
     @classmethod
     def fit(cls, logits: Tensor, targets: Tensor) -> Self:
@@ -51,12 +56,11 @@ class Calibration:
         for score in SCORES:
             scores = nonconformity(probabilities, score)
             thresholds[score] = {rate: threshold(scores, targets, rate) for rate in MISCOVERAGES}
-        return cls(temperature, calibrators, thresholds)
+        return cls(calibrators, thresholds)
 
     def state(self) -> dict[str, Any]:
         """As JSON; an infinite threshold is null."""
         return {
-            "temperature": self.temperature,
             "calibrators": {name: each.state() for name, each in self.calibrators.items()},
             "thresholds": {
                 score: {str(rate): _finite(limit) for rate, limit in limits.items()}
@@ -81,7 +85,7 @@ class Calibration:
             }
             for score, row in state["thresholds"].items()
         }
-        return cls(float(state["temperature"]), calibrators, thresholds)
+        return cls(calibrators, thresholds)
 
 
 def _finite(limit: float) -> float | None:

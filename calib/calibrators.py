@@ -77,7 +77,7 @@ class TemperatureScaling(Calibrator):
 def fit_temperature_scaling(
     logits: Tensor, targets: Tensor, temperature: float | None = None
 ) -> TemperatureScaling:
-    """Args, Raises, Source: see `fit_vector`."""
+    """The temperature that minimises the NLL. Args, Raises, Source: see `fit_vector`."""
     return TemperatureScaling(_temperature_of(logits, targets, temperature))
 
 

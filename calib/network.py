@@ -111,32 +111,27 @@ def load_classifier(run: Path, seed: int, stage: StageName = "base") -> Classifi
     Raises:
         InputError: the run has not trained it, or its files do not fit its settings.
     """
-    config, network = _load_network(run, seed)
-    head = _load_head(run, seed, config, network) if stage == "head" else None
-    return Classifier(network, head).eval()
+    return Classifier(*_load(run, seed, with_head=stage == "head")).eval()
 
 
-def load_stages(run: Path, seed: int) -> StageClassifiers:
-    """Load the classifiers of all stages of a seed, base before head; otherwise as above."""
-    config, network = _load_network(run, seed)
-    heads = [] if config.head is None else [_load_head(run, seed, config, network)]
-    return StageClassifiers(network, heads).eval()
+def load_stages(run: Path, seed: int, stages: Sequence[StageName]) -> StageClassifiers:
+    """Load the classifiers of a run's stages, base before head; otherwise as above."""
+    network, head = _load(run, seed, with_head="head" in stages)
+    return StageClassifiers(network, [head] if head else []).eval()
 
 
-def _load_network(run: Path, seed: int) -> tuple[TrainConfig, Network]:
+def _load(run: Path, seed: int, *, with_head: bool) -> tuple[Network, nn.Module | None]:
     config = stored_settings(_require_file(run / CONFIG).parent)
     num_classes = len(read_data(_require_file(run / DATA).parent)["class_names"])
     network = Network(_drop_pretrained_weights(config), num_classes)
     load_exactly(network, _require_file(seed_folder(run, seed) / MODEL))
-    return config, network
-
-
-def _load_head(run: Path, seed: int, config: TrainConfig, network: Network) -> nn.Module:
+    if not with_head:
+        return network, None
     path = _require_file(seed_folder(run, seed) / HEAD)
     assert config.head is not None
-    head = build_head(config.head, network.num_features, len(read_data(run)["class_names"]))
+    head = build_head(config.head, network.num_features, num_classes)
     load_exactly(head, path)
-    return head
+    return network, head
 
 
 def _drop_pretrained_weights(config: TrainConfig) -> TrainConfig:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 EvalSplit = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
-MAIN_KINDS = {"plain", "scaled"}  # that every row has
+REQUIRED_KINDS = {"plain", "scaled"}  # that every row has
 SCALED = "scaled_"  # prefix of measures on corrupted images after temperature scaling
 LOGITS = re.compile(r"seed-\d+/logits-(base|head)\.safetensors")  # below the run
 TableName = Literal["page", "run", "study", "shift", "ood", "selective", "conformal"]
@@ -210,7 +210,7 @@ class StageResult:
         """
         if not LOGITS.fullmatch(row["logits"]):
             raise ValueError(f"logits are at {row['logits']}, which is not a file of a run")
-        if not row["kinds"].keys() >= MAIN_KINDS:
+        if not row["kinds"].keys() >= REQUIRED_KINDS:
             raise ValueError(f"kinds are {', '.join(row['kinds'])}; plain and scaled are needed")
         values = {
             "stage": row["stage"],
@@ -398,8 +398,8 @@ def results(runs: Sequence[str | Path]) -> "DataFrame":
     head; `split` and `draw`, the replicate of a study, 0 and none for single runs; `seed`; `kind`,
     "plain" as trained, or the calibrator, of conformal sets the score; `part`, the images: "test",
     "conformal" (sets on test images), "shift" (means over corruptions and severities), "shift NAME
-    SEVERITY", "ood" (means over datasets) or "ood NAME"; `measure`; `value`, a fraction, never per
-    cent.
+    SEVERITY", "ood" (means over datasets) or "ood NAME"; `measure`; `value`. Rates are fractions,
+    never per cent.
 
     Args:
         runs: run folders.

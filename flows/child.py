@@ -43,6 +43,13 @@ class StopSignal(Protocol):
     def is_set(self) -> bool: ...
 
 
+def sleep_until_stopped(seconds: float, stop: StopSignal | None) -> None:
+    """Sleep for some seconds, or until `stop` is set."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not (stop and stop.is_set()):
+        time.sleep(POLL_S)
+
+
 @dataclass(frozen=True)
 class ChildExit:
     """How a child process ended.

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from semix.calib.run_folder import CONFIG
 from semix.data.errors import InputError
 from semix.data.machine import usable_cores
-from semix.flows.child import ChildExit, StopSignal, python_module, supervise
+from semix.flows.child import ChildExit, StopSignal, python_module, sleep_until_stopped, supervise
 from semix.flows.gpus import VISIBLE_DEVICES, visible_gpus
 
 if TYPE_CHECKING:  # the command line starts without it
@@ -25,7 +24,6 @@ Device = Literal["auto", "cpu", "cuda"]
 
 MAX_RESTARTS = 100  # of a trainer; after so many losses it will be lost again
 FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0  # before a restart; each pause is twice the one before
-POLL_S = 0.2
 NO_CHANGES: Mapping[str, str] = {}  # to the environment
 GRACE_S = 120.0  # after SIGTERM the trainer ends its step and writes a checkpoint
 ENDING_S = 10.0  # the last seconds of GRACE_S, in which torchrun kills processes
@@ -271,7 +269,7 @@ def run_trainer(
             if pause_s is None or not ended.is_lost or (stop and stop.is_set()):
                 break
             log.warning("%s; started again in %.0f s, from the last checkpoint", ended, pause_s)
-            _sleep(pause_s, stop)
+            sleep_until_stopped(pause_s, stop)
             if stop and stop.is_set():
                 break
     return ended
@@ -298,9 +296,3 @@ def follow_trainer(
 def pauses(restarts: int) -> list[float]:
     """Seconds before each restart."""
     return [min(FIRST_PAUSE_S * 2**number, MAX_PAUSE_S) for number in range(restarts)]
-
-
-def _sleep(seconds: float, stop: StopSignal | None) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not (stop and stop.is_set()):
-        time.sleep(POLL_S)

@@ -107,7 +107,7 @@ def prepare_study(
     *,
     slots: int,
     only: Sequence[str],
-    restarts: int = 0,
+    restarts: int,
 ) -> PreparedStudy:
     """Check a study, and write the settings of the runs to do.
 

@@ -234,8 +234,9 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> tuple[list[Row], dict[Stage
     calibrations: dict[StageName, Calibration] = {}
     if trained.is_main:
         for stage, tensors in stage_tensors.items():
-            calibrations[stage] = _calibration(tensors)
-            rows[stage] = _row(trained, stage, measure(tensors, config, calibrations[stage]))
+            fitted = Calibration.fit(tensors["validation_logits"], tensors["validation_targets"])
+            calibrations[stage] = fitted
+            rows[stage] = _row(trained, stage, measure(tensors, fitted, config))
     if config.shift is not None:
         shift = _reusable_results(previous, "shift", trained) or measure_shift(
             trained, config.shift, {stage: row["temperature"] for stage, row in rows.items()}
@@ -283,21 +284,17 @@ def _reusable_results(
 
 
 def measure(
-    predictions: Mapping[str, Tensor],
-    config: EvaluationConfig | None = None,
-    calibration: Calibration | None = None,
+    predictions: Mapping[str, Tensor], calibration: Calibration, config: EvaluationConfig
 ) -> Measures:
     """Measure the test logits without and with post-hoc calibration.
 
     Args:
         predictions: validation_logits, validation_targets, test_logits, test_targets.
-        config: numbers of bins and resamples; by default those of `EvaluationConfig`.
-        calibration: what was fitted on the validation images; by default it is fitted now.
+        calibration: what was fitted on the validation images.
+        config: numbers of bins and resamples.
     Returns:
         The measures; with `config.bootstrap` also intervals [low, high] and bootstrap resamples.
     """
-    config = config or EvaluationConfig()
-    calibration = calibration or _calibration(predictions)
     logits, targets = predictions["test_logits"], predictions["test_targets"]
     kinds: dict[str, dict[str, float]] = {}
     intervals: dict[str, Intervals] = {}
@@ -321,10 +318,6 @@ def measure(
     if config.bootstrap:
         row |= {"intervals": intervals, "resamples": stored_resamples}
     return row
-
-
-def _calibration(predictions: Mapping[str, Tensor]) -> Calibration:
-    return Calibration.fit(predictions["validation_logits"], predictions["validation_targets"])
 
 
 def _accuracy(logits: Tensor, targets: Tensor) -> float:

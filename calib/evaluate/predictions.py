@@ -85,7 +85,7 @@ class TrainedSeed:
     @cached_property
     def classifiers(self) -> StageClassifiers:
         """The classifiers of all stages. Raises InputError for a stage that is not trained."""
-        return load_stages(self.run, self.seed)
+        return load_stages(self.run, self.seed, self.stages)
 
     @cached_property
     def sources(self) -> dict[StageName, str]:

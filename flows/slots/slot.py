@@ -33,7 +33,14 @@ from semix.data.printable import printable
 from semix.data.ranges import format_ranges
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.flows.child import POLL_S, ChildExit, Heartbeat, StopSignal, python_module, supervise
+from semix.flows.child import (
+    ChildExit,
+    Heartbeat,
+    StopSignal,
+    python_module,
+    sleep_until_stopped,
+    supervise,
+)
 from semix.flows.flow_runs import is_logged
 from semix.flows.gpus import settled_device
 from semix.flows.slots import SlotSettings
@@ -166,7 +173,7 @@ def generate(
             next_step = f"restart {losses} of {RETRIES} in {pause:.0f} s"
             get_run_logger().warning(printable(f"{text}\n{next_step}"))
             log.warning("%s; %s", reason, next_step, extra={"sent_to_prefect": True})
-            _sleep(pause, stop)
+            sleep_until_stopped(pause, stop)
             if stop.is_set():
                 return _cancelled_state(slot)
 
@@ -207,13 +214,6 @@ def _is_lost(outcome: ChildExit) -> bool:
 def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
     """Seconds to wait after this number of losses in a row."""
     return min(first_s * PAUSE_FACTOR ** (losses - 1), MAX_PAUSE_S)
-
-
-def _sleep(seconds: float, stop: StopSignal) -> None:
-    """Sleep for some seconds, or until `stop` is set."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not stop.is_set():
-        time.sleep(POLL_S)
 
 
 # Worker lines that are sent to Prefect: all, but only some of those about shards

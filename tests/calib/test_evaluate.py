@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from semix.calib.calibration import read_calibration
+from semix.calib.calibration import Calibration, read_calibration
 from semix.calib.calibrators import CALIBRATORS
 from semix.calib.check import check_evaluation
 from semix.calib.checkpoint import read_metadata, save_tensors
@@ -131,7 +131,7 @@ def test_what_was_fitted_is_stored_and_gives_the_measured_figures(measured):
 def test_a_calibration_that_is_damaged_or_missing_is_named(run):
     path = run / "seed-0" / "calibration.json"
     path.write_text(path.read_text().replace('"temperature"', '"temprature"', 1))
-    with pytest.raises(InputError, match=r"calibration\.json: is damaged \(KeyError"):
+    with pytest.raises(InputError, match=r"calibration\.json: is damaged \(TypeError"):
         read_calibration(run, 0, "base")
     path.unlink()
     with pytest.raises(InputError, match=r"calibration\.json: is missing; run `semix evaluate"):
@@ -382,14 +382,14 @@ def test_the_temperature_comes_from_validation_and_measures_from_test():
     # temperature makes the confidence 3/4, so 2 / T = log 3.
     validation = torch.tensor([[2.0, 0.0]] * 4)
     test = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
-    result = measure(
-        {
-            "validation_logits": validation,
-            "validation_targets": torch.tensor([0, 0, 0, 1]),
-            "test_logits": test,
-            "test_targets": torch.tensor([0, 0]),
-        }
-    )
+    held_out = validation, torch.tensor([0, 0, 0, 1])
+    predictions = {
+        "validation_logits": held_out[0],
+        "validation_targets": held_out[1],
+        "test_logits": test,
+        "test_targets": torch.tensor([0, 0]),
+    }
+    result = measure(predictions, Calibration.fit(*held_out), EvaluationConfig())
     temperature = 2 / math.log(3)
     assert result["temperature"] == pytest.approx(temperature, rel=1e-4)
     nll = (math.log1p(math.exp(-4)) + math.log1p(math.exp(4))) / 2
@@ -407,8 +407,8 @@ def test_every_posthoc_method_is_fitted_on_validation_alone():
     for name, count in (("validation", 300), ("test", 200)):
         tensors[f"{name}_logits"] = 3 * torch.randn(count, 4, generator=rng)
         tensors[f"{name}_targets"] = torch.randint(4, (count,), generator=rng)
-    row = measure(tensors, EvaluationConfig(bins=6, bootstrap=20))
     held_out = tensors["validation_logits"], tensors["validation_targets"]
+    row = measure(tensors, Calibration.fit(*held_out), EvaluationConfig(bins=6, bootstrap=20))
     temperature = fit_temperature(*held_out)
     for kind, calibrator in CALIBRATORS.items():
         logits = calibrator.fit(*held_out, temperature)(tensors["test_logits"])
