@@ -1,14 +1,17 @@
 """What is fitted on a seed's validation images, in calibration.json, for use with new images."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from semix.calib.calibrators import CALIBRATORS, Calibrator, TemperatureScaling
+from semix.calib.kinds import STANDARD, CalibratorName
 from semix.calib.metrics.conformal import SCORES, nonconformity, threshold
 from semix.calib.run_folder import StageName, report_damage, seed_folder
 from semix.calib.temperature import fit_temperature
@@ -41,16 +44,31 @@ class Calibration:
         return scaling.temperature
 
     @classmethod
-    def fit(cls, logits: Tensor, targets: Tensor) -> Self:
-        """Fit every calibrator and threshold.
+    def fit(
+        cls,
+        logits: Tensor,
+        targets: Tensor,
+        names: Iterable[CalibratorName] = STANDARD,
+        *,
+        mixed: tuple[Tensor, Tensor] | None = None,
+    ) -> Self:
+        """Fit temperature scaling, these calibrators and every threshold.
 
         Args:
             logits, targets: [N, K] and [N], of validation images.
+            mixed: logits and soft labels of mixed images, each [M, K], for the calibrators that
+                are fitted on these, too; None leaves those calibrators out.
         """
         temperature = fit_temperature(logits, targets)
-        calibrators = {
-            name: kind.fit(logits, targets, temperature) for name, kind in CALIBRATORS.items()
-        }
+        calibrators: dict[str, Calibrator] = {}
+        for name in dict.fromkeys(("scaled", *names)):
+            kind = CALIBRATORS[name]
+            if not kind.with_mixed:
+                calibrators[name] = kind.fit(logits, targets, temperature)
+            elif mixed is not None:
+                one_hot = functional.one_hot(targets, logits.shape[1])
+                both = torch.cat([logits, mixed[0]]), torch.cat([one_hot, mixed[1]])
+                calibrators[name] = kind.fit(*both, None)
         probabilities = (logits / temperature).double().softmax(1)
         thresholds: dict[str, dict[float, float]] = {}
         for score in SCORES:

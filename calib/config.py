@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from semix.calib.kinds import STANDARD, CalibratorName
 from semix.calib.parameters import check_parameter_names, look_up
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
@@ -37,7 +38,7 @@ LOSSES: Parameters = {
     "mmce": ("weight", "bandwidth", "variant"),
     "mmce_weighted": ("weight", "bandwidth", "variant"),
     "mdca": ("weight", "base", "gamma"),
-    "ecp": ("weight", "variant"),
+    "ecp": ("weight", "smoothing", "variant"),
     "brier": (),
     "cpc": ("binary_weight", "exclusion_weight", "variant"),
     "crl": ("weight", "confidence", "num_samples", "variant"),
@@ -347,6 +348,9 @@ class ShiftConfig(Settings):
     images: int | None = Field(
         None, ge=1, description="of the test images, the first of a fixed shuffle; none: all"
     )
+    calibrators: tuple[CalibratorName, ...] = Field(
+        (), description="of `evaluation.calibrators`, beside temperature scaling"
+    )
 
 
 def _shift_from_bool(shift: Any) -> Any:
@@ -366,12 +370,29 @@ class EvaluationConfig(Settings):
     bootstrap: int = Field(
         1000, ge=0, description="resamples of the test images for 95 % intervals; 0 makes none"
     )
+    calibrators: tuple[CalibratorName, ...] = Field(
+        STANDARD,
+        description="post-hoc calibrators beside temperature scaling, which is always fitted; "
+        "scaled_mixed, fitted on validation and mixed images, only where a run has mixed images",
+    )
+    ensemble: bool = Field(
+        False,
+        description="also measure the mean of the seeds' probabilities, each after temperature "
+        "scaling, as one classifier",
+    )
     shift: Annotated[ShiftConfig | None, BeforeValidator(_shift_from_bool)] = Field(
         None, description="none measures no corrupted images; true: with these defaults"
     )
     ood: dict[str, OODDataConfig] = Field(
         {}, description="OOD datasets by name; their test images show none of the classes"
     )
+
+    @model_validator(mode="after")
+    def _check_shift_calibrators(self) -> Self:
+        for name in self.shift.calibrators if self.shift else ():
+            if name not in ("scaled", *self.calibrators):
+                raise ValueError(f"`shift.calibrators` has {name}, `calibrators` has not; add it")
+        return self
 
 
 # Measures on validation images; one of them decides when to stop, or which epoch to select.

@@ -22,11 +22,14 @@ STORED_RESAMPLES, COMPARED_MEASURES = 20, ("accuracy", "ece", "nll", "brier")
 
 
 class Unit(NamedTuple):
-    """Where a value comes from; `draw` is None for runs without drawn mixed images."""
+    """Where a value comes from.
+
+    `draw` is None for runs without drawn mixed images, `seed` for an ensemble of all seeds.
+    """
 
     split: int
     draw: int | None
-    seed: int
+    seed: int | None
 
 
 # Of each unit one value, or one value per bootstrap resample, in the same order in a split.
@@ -108,13 +111,16 @@ def with_corrected_p(tests: Mapping[Key, Comparison]) -> dict[Key, Comparison]:
 def pair_values(new: UnitValues, old: UnitValues) -> tuple[np.ndarray, np.ndarray] | None:
     """Values of two rows as arrays [splits, draws, seeds, resamples], of splits complete in both.
 
-    A row without draws is paired with every draw of the other row. If only one row has bootstrap
+    A row without draws is paired with every draw of the other row. An ensemble of all seeds is
+    paired with the mean over the other row's seeds, as one seed. If only one row has bootstrap
     resamples, the values of both are averaged over resamples. None if no split is complete.
     """
+    if any(unit.seed is None for unit in (*new, *old)):
+        new, old = _mean_over_seeds(new), _mean_over_seeds(old)
     units = [*new, *old]
     draws_in_use = sorted({unit.draw for unit in units if unit.draw is not None})
     draws: Sequence[int | None] = draws_in_use or [None]
-    seeds = sorted({u.seed for u in new} & {u.seed for u in old})
+    seeds = sorted({u.seed for u in new} & {u.seed for u in old}, key=lambda seed: seed or 0)
     splits = [
         split
         for split in sorted({unit.split for unit in units})
@@ -220,10 +226,20 @@ def centre_resamples(value: float, resamples: Sequence[float]) -> list[float]:
 
 
 def _values_at(
-    values: UnitValues, split: int, draw: int | None, seed: int
+    values: UnitValues, split: int, draw: int | None, seed: int | None
 ) -> Sequence[float] | None:
     value = values.get(Unit(split, draw, seed))
     return values.get(Unit(split, None, seed)) if value is None else value
+
+
+def _mean_over_seeds(values: UnitValues) -> UnitValues:
+    by_replicate: dict[Unit, list[Sequence[float]]] = {}
+    for unit, resamples in values.items():
+        by_replicate.setdefault(unit._replace(seed=None), []).append(resamples)
+    return {
+        unit: [math.fsum(each) / len(each) for each in zip(*seeds, strict=True)]
+        for unit, seeds in by_replicate.items()
+    }
 
 
 def _mean_over_resamples(values: UnitValues) -> UnitValues:

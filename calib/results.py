@@ -2,6 +2,7 @@
 
 import re
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from pydantic import TypeAdapter
 
 from semix.calib.config import TrainConfig
+from semix.calib.kinds import PLAIN, split_kind
 from semix.calib.replicates import Comparison, Unit, centre_resamples
 from semix.calib.run_folder import (
     CONFIG,
@@ -22,6 +24,7 @@ from semix.calib.run_folder import (
     StageName,
     check_stored_settings,
     has_evaluation_settings,
+    is_measured,
     read_data,
     read_seed_evaluation,
     report_damage,
@@ -37,8 +40,7 @@ if TYPE_CHECKING:
 EvalSplit = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
 REQUIRED_KINDS = {"plain", "scaled"}  # that every row has
-SCALED = "scaled_"  # prefix of measures on corrupted images after temperature scaling
-LOGITS = re.compile(r"seed-\d+/logits-(base|head)\.safetensors")  # below the run
+LOGITS = re.compile(r"(seed-\d+|ensemble)/logits-(base|head)\.safetensors")  # below the run
 TableName = Literal["page", "run", "study", "shift", "ood", "selective", "conformal"]
 
 
@@ -177,9 +179,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class StageResult:
-    """One stage of one seed: a row of evaluation.json.
+    """One stage of one seed, or of the ensemble of all seeds: a row of evaluation.json.
 
     Attributes:
+        seed: None for the ensemble.
         bins: number of bins of all binned measures.
         logits: path of the file with its logits.
         kinds: measures on test images, by kind: "plain", as trained, or a calibrator.
@@ -190,7 +193,7 @@ class StageResult:
     """
 
     stage: StageName
-    seed: int
+    seed: int | None
     bins: int
     temperature: float
     logits: Path
@@ -256,8 +259,8 @@ class StageResult:
             for measure, value in values.items():
                 if measure == "images":  # a number of OOD images, not a measure
                     continue
-                scaled = measure.startswith(SCALED)
-                yield "scaled" if scaled else kind, part, measure.removeprefix(SCALED), value
+                calibrated, measure = split_kind(measure)
+                yield kind if calibrated == PLAIN else calibrated, part, measure, value
 
     def mean_of(self, images: Literal["shift", "ood"]) -> Values:
         """Means over corruptions and severities, or over OOD datasets; empty if not measured."""
@@ -473,13 +476,17 @@ def merge_versions(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {library: " / ".join(merged[library]) for library in sorted(merged)}
 
 
-def read_seed_results(config: TrainConfig, run: Path, *, stage: str) -> dict[int, StageResult]:
+def read_seed_results(
+    config: TrainConfig, run: Path, *, stage: str
+) -> dict[int | None, StageResult]:
     """One stage of every seed that is measured under these settings; others may be missing.
+
+    With None the ensemble of all seeds, if it is measured.
 
     Raises:
         InputError: a seed was trained under other settings.
     """
-    results = {}
+    results: dict[int | None, StageResult] = {}
     for seed in config.seeds:
         evaluation = read_seed_evaluation(run, seed)
         if evaluation is not None:
@@ -487,6 +494,10 @@ def read_seed_results(config: TrainConfig, run: Path, *, stage: str) -> dict[int
             if has_evaluation_settings(config, evaluation):
                 rows = (StageResult.read(row, run) for row in evaluation["rows"])
                 results[seed] = next(row for row in rows if row.stage == stage)
+    if config.evaluation.ensemble and is_measured(config, run):
+        for each in read_json(run / EVALUATION)["rows"]:
+            if each["seed"] is None and each["stage"] == stage:
+                results[None] = StageResult.read(each, run)
     return results
 
 
@@ -500,7 +511,7 @@ def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
         name, records = evaluation["name"], evaluation["rows"]
         if not isinstance(name, str):
             raise TypeError("the name is not a string")
-        rows = sorted((StageResult.read(row, run) for row in records), key=lambda row: row.seed)
+        rows = sorted((StageResult.read(row, run) for row in records), key=seed_order)
     if not rows:
         remedy = f"holds no rows; run `semix evaluate {run}` again"
         raise InputError("evaluation", run / EVALUATION, remedy)
@@ -509,11 +520,20 @@ def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
         config = read_json(run / CONFIG)
         real, labels = config["real"], _labels(name, config.get("head"))
         dataset_name = str(Path(real["path"]).name if real["path"] else real["name"])
-    return [
-        MethodResult(label, stage, run, seeds, data=data, dataset=dataset_name)
-        for stage, label in labels.items()
-        if (seeds := {Unit(0, None, row.seed): row for row in rows if row.stage == stage})
-    ]
+    methods = []
+    for stage, label in labels.items():
+        units = {Unit(0, None, row.seed): row for row in rows if row.stage == stage}
+        ensemble = {unit: row for unit, row in units.items() if unit.seed is None}
+        seeds = {unit: row for unit, row in units.items() if unit.seed is not None}
+        for name, of in ((label, seeds), (f"{label}, ensemble of {len(seeds)} seeds", ensemble)):
+            if of:
+                methods.append(MethodResult(name, stage, run, of, data=data, dataset=dataset_name))
+    return methods
+
+
+def seed_order(result: StageResult) -> int:
+    """To sort results by seed, that of the ensemble last."""
+    return sys.maxsize if result.seed is None else result.seed
 
 
 def _add_datasets_to_labels(methods: Sequence[MethodResult]) -> list[MethodResult]:

@@ -7,9 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NotRequired
 
+from pydantic import ValidationError
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
-from semix.calib.config import NON_IDENTITY_SETTINGS, SMALL_STEM, SettingNames, TrainConfig
+from semix.calib.config import (
+    NON_IDENTITY_SETTINGS,
+    SMALL_STEM,
+    EvaluationConfig,
+    SettingNames,
+    TrainConfig,
+)
 from semix.calib.stopping import Interrupted, ShouldStop, never
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
@@ -54,23 +61,11 @@ class DataRecord(TypedDict):
 
 # evaluation.json, of a run and of each seed
 
-# Kinds of calibration: as trained, and the names of `semix.calib.calibrators.CALIBRATORS` with the
-# labels that follow a method's name in tables. Here, because tables are shown without torch.
-PLAIN = "plain"
-CALIBRATOR_LABELS = {
-    "scaled": "+ temperature scaling",
-    "ets": "+ ETS",
-    "vector": "+ vector scaling",
-    "svs": "+ SVS",
-    "sms": "+ SMS",
-    "isotonic": "+ isotonic regression",
-}
-KINDS = (PLAIN, *CALIBRATOR_LABELS)
 Intervals = dict[str, list[float]]  # lower and upper limit, by measure
 
 
 class Shift(TypedDict):
-    """Measures on corrupted test images; those after temperature scaling begin with `scaled_`."""
+    """Measures on corrupted test images; those of a calibrator begin with its name and `_`."""
 
     bins: int
     images: int
@@ -79,15 +74,12 @@ class Shift(TypedDict):
 
 
 class Measures(TypedDict):
-    """Measures on test images.
-
-    Kinds are those of KINDS.
-    """
+    """Measures on test images."""
 
     bins: int
     temperature: float
     validation_accuracy: NotRequired[float]  # as trained
-    kinds: dict[str, dict[str, float]]  # measures by kind
+    kinds: dict[str, dict[str, float]]  # measures by kind of calibration: `semix.calib.kinds`
     conformal: dict[str, dict[str, float]]  # of the scaled logits, by nonconformity score
     intervals: NotRequired[dict[str, Intervals]]  # by kind
     # Measures on bootstrap resamples, by kind and measure, for `semix.calib.replicates`.
@@ -95,10 +87,10 @@ class Measures(TypedDict):
 
 
 class Row(Measures):
-    """Measures of one stage of one seed."""
+    """Measures of one stage of one seed, or of the ensemble of all seeds."""
 
     stage: StageName
-    seed: int
+    seed: int | None  # None for the ensemble
     logits: str  # a path in the run folder
     source: str  # digest of the settings, data and weights that determine the logits
     shift: NotRequired[Shift]
@@ -118,9 +110,10 @@ class SeedEvaluation(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """evaluation.json of a run: the rows of all seeds.
+    """evaluation.json of a run.
 
     Attributes:
+        rows: those of the seeds, then those of their ensemble, if it is measured.
         warnings: reasons not to trust the measures, each with a remedy.
     """
 
@@ -292,7 +285,7 @@ def is_measured(config: TrainConfig, run: Path) -> bool:
     stored = TrainConfig.model_validate(values)
     if _lacks_stem(values, stored):
         return False
-    seeds = {row["seed"] for row in evaluation["rows"]}
+    seeds = {row["seed"] for row in evaluation["rows"]} - {None}
     same_training = stored.identity() == config.identity() and seeds == set(config.seeds)
     return same_training and has_evaluation_settings(config, evaluation)
 
@@ -302,8 +295,16 @@ def has_evaluation_settings(config: TrainConfig, evaluation: Mapping[str, object
 
     These settings are not part of a run's identity: it can be measured again without training.
     """
-    settings = config.evaluation.model_dump(mode="json")
-    return evaluation.get("schema") == SCHEMA and evaluation.get("evaluation") == settings
+    same_schema = evaluation.get("schema") == SCHEMA
+    return same_schema and evaluation_settings(evaluation) == config.evaluation
+
+
+def evaluation_settings(evaluation: Mapping[str, object]) -> EvaluationConfig | None:
+    """The settings of an evaluation, where new settings have their defaults; None if damaged."""
+    try:
+        return EvaluationConfig.model_validate(evaluation.get("evaluation"))
+    except ValidationError:
+        return None
 
 
 def stale_evaluations(config: TrainConfig, run: Path) -> list[int]:

@@ -7,21 +7,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from semix.calib.check import check_launch, check_modules, check_settings
 from semix.calib.config import Criterion, Seeds, TrainConfig
-from semix.calib.run_folder import CALIBRATOR_LABELS
+from semix.calib.kinds import PLAIN, CalibratorName
 from semix.data.errors import NOT_SHOWN, InputError
 from semix.data.settings import Settings, load_settings, whole_path
 
 T = TypeVar("T")
-if TYPE_CHECKING:
-    PostHoc = str
-else:
-    PostHoc = Literal[tuple(CALIBRATOR_LABELS)]
+ENSEMBLE = "ensemble"  # of a method's seeds
+PostHoc = CalibratorName | Literal["ensemble"]
+RowKind = Literal["plain"] | PostHoc
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")  # no dots, which --set takes for separators
 COMPONENT_SECTIONS = ("loss", "method", "model")  # each has a name and its parameters
 MIXED = "mixed"  # folder of the mixed datasets that a study makes
@@ -50,6 +49,7 @@ class GridChoice(Settings):
         "more, the most accurate is taken",
     )
     of: str | None = Field(None, description="row that `within` counts from; none: the baseline")
+    kind: RowKind = Field(PLAIN, description="as trained, or as for `post_hoc`")
 
 
 class MethodConfig(Settings):
@@ -65,8 +65,9 @@ class MethodConfig(Settings):
     on: dict[str, Overrides] = Field({}, description="further settings on one dataset, by its key")
     post_hoc: dict[str, PostHoc] = Field(
         {},
-        description="further rows of the same runs, by name: scaled (by a temperature), ets, "
-        "vector, svs, sms or isotonic, each fitted on validation images",
+        description="further rows of the same runs, by name: a post-hoc calibrator, as scaled (by "
+        "a temperature) or one of `evaluation.calibrators`, fitted on validation images; or "
+        "ensemble, of the seeds, with `evaluation.ensemble`",
     )
     grid: dict[str, dict[str, Overrides]] = Field(
         {},
@@ -225,6 +226,8 @@ def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
         if bins != others:
             remedy = f"{other.name} has {others}; errors of different bins cannot be compared"
             raise InputError(f"{cell.name}: evaluation.bins", bins, remedy)
+    for row in rows_of(study):
+        _check_measured(row, next(cell for cell in cells if cell.method == row.method))
     return cells
 
 
@@ -309,13 +312,13 @@ class RowConfig:
         method: key of the method.
         points: folders of its combinations, from which `choice` selects one in each replicate;
             without a choice a single one.
-        kind: "plain" as trained, or a post-hoc calibration.
+        kind: "plain" as trained, a post-hoc calibrator, or "ensemble".
     """
 
     label: str
     method: str
     points: tuple[str, ...]
-    kind: Literal["plain"] | PostHoc = "plain"
+    kind: RowKind = PLAIN
     choice: GridChoice | None = None
 
 
@@ -330,7 +333,8 @@ def rows_of(study: StudyConfig) -> list[RowConfig]:
         rows += [RowConfig(label, key, ("",), kind) for label, kind in method.post_hoc.items()]
         folders = tuple(point.folder for point in points)
         rows += [
-            RowConfig(label, key, folders, choice=choice) for label, choice in method.chosen.items()
+            RowConfig(label, key, folders, choice.kind, choice)
+            for label, choice in method.chosen.items()
         ]
     return rows
 
@@ -383,6 +387,17 @@ def _check_rows(rows: Sequence[RowConfig]) -> None:
                 field_name = f"methods.{row.method}.chosen.{row.label}.{field}"
                 raise InputError(field_name, reference, f"name an earlier row: {names}")
         labels.append(row.label)
+
+
+def _check_measured(row: RowConfig, cell: Cell) -> None:
+    """Raise InputError unless the evaluation of its runs measures what the row shows."""
+    evaluation = cell.config.evaluation
+    if row.kind == ENSEMBLE and not (evaluation.ensemble and len(cell.config.seeds) > 1):
+        remedy = "needs `base.evaluation.ensemble: true` and two seeds or more"
+        raise InputError(f"methods.{row.method}: {row.label}", row.kind, remedy)
+    if row.kind not in (PLAIN, ENSEMBLE, "scaled", *evaluation.calibrators):
+        remedy = "is not among `base.evaluation.calibrators`; add it there"
+        raise InputError(f"methods.{row.method}: {row.label}", row.kind, remedy)
 
 
 def _settings(

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
+from semix.calib.kinds import PLAIN
 from semix.calib.replicates import (
     Comparison,
     Unit,
@@ -27,6 +28,7 @@ from semix.calib.results import (
 )
 from semix.calib.run_folder import is_measured
 from semix.calib.study import (
+    ENSEMBLE,
     Cell,
     GridChoice,
     RowConfig,
@@ -40,7 +42,7 @@ from semix.calib.tables import SCALED, Column
 
 Replicate = tuple[int, int | None]  # split (0 if the study names none) and draw
 CellKey = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate
-Results = Mapping[CellKey, Mapping[int, StageResult]]  # by seed
+Results = Mapping[CellKey, Mapping[int | None, StageResult]]  # by seed, None for the ensemble
 
 
 def read_results(cells: Sequence[Cell], out: Path) -> Results:
@@ -196,12 +198,15 @@ def _rows(
             }
             draws = draws_of(study, study.methods[config.method])
             replicates = list(product(study.splits or (0,), draws))
+            candidates: dict[str, dict[int | None, StageResult]]
             points: dict[Replicate, str | None] = dict.fromkeys(replicates, config.points[0])
             if config.choice is not None:
                 points = {}
                 for replicate in replicates:
                     candidates = {
-                        key[2]: seeds for key, seeds in cells.items() if key[3:] == replicate
+                        key[2]: {s: result for s, result in seeds.items() if s is not None}
+                        for key, seeds in cells.items()
+                        if key[3:] == replicate
                     }
                     points[replicate] = _select_on_validation(
                         config, candidates, replicate, rows, study
@@ -211,20 +216,23 @@ def _rows(
                 for key, seeds in cells.items()
                 if key[2] == points[key[3:]]
                 for seed, result in seeds.items()
+                if (seed is None) == (config.kind == ENSEMBLE)
             }
-            method = MethodResult(config.label, "", Path(), units, kind=config.kind)
+            kind = PLAIN if config.kind == ENSEMBLE else config.kind
+            method = MethodResult(config.label, "", Path(), units, kind=kind)
             values = {column.key: column_values(method, column, split) for column in columns}
             chosen = {
                 replicate: point for replicate, point in points.items() if point and config.choice
             }
-            complete = len(units) == len(replicates) * len(study.seeds)
+            seeds_per_replicate = 1 if config.kind == ENSEMBLE else len(study.seeds)
+            complete = len(units) == len(replicates) * seeds_per_replicate
             rows[config.label] = StudyRow(config, method, chosen, values, complete)
     return rows
 
 
 def _select_on_validation(
     config: RowConfig,
-    candidates: Mapping[str, Mapping[int, StageResult]],
+    candidates: Mapping[str, Mapping[int | None, StageResult]],
     replicate: Replicate,
     rows: Mapping[str, StudyRow],
     study: StudyConfig,
@@ -265,7 +273,7 @@ def select_combination(
     return min(allowed, key=lambda point: sign * allowed[point][choice.by])
 
 
-def _seeds_of_replicate(row: StudyRow, replicate: Replicate) -> Mapping[int, StageResult]:
+def _seeds_of_replicate(row: StudyRow, replicate: Replicate) -> Mapping[int | None, StageResult]:
     """A row's seeds in a replicate; of a row without mixed images, its seeds on the split."""
     split, draw = replicate
     return {
@@ -275,7 +283,7 @@ def _seeds_of_replicate(row: StudyRow, replicate: Replicate) -> Mapping[int, Sta
     }
 
 
-def _validation_means(seeds: Mapping[int, StageResult]) -> dict[str, float]:
+def _validation_means(seeds: Mapping[int | None, StageResult]) -> dict[str, float]:
     measures = [measured.on_validation for measured in seeds.values()]
     return {key: fmean(each[key] for each in measures) for key in measures[0]}
 
@@ -285,14 +293,14 @@ def _validation_means(seeds: Mapping[int, StageResult]) -> dict[str, float]:
 
 def column_values(method: MethodResult, column: Column, split: EvalSplit) -> dict[Unit, float]:
     """The value of each unit; empty if the column is not measured for this row."""
-    needs_test_images = (
-        column.part != "kinds" or column.scaled
-    )  # and exists for methods as trained only
-    if needs_test_images and (split == "validation" or method.kind != "plain"):
+    needs_test_images = column.part != "kinds" or column.scaled
+    if (needs_test_images and split == "validation") or (column.scaled and method.kind != PLAIN):
         return {}
     if column.part != "kinds":
+        prefix = "" if method.kind == PLAIN else f"{method.kind}_"
+        key = prefix + column.measure.key
         means = {unit: result.mean_of(column.part) for unit, result in method.seeds.items()}
-        return {unit: mean[column.measure.key] for unit, mean in means.items() if mean}
+        return {unit: mean[key] for unit, mean in means.items() if key in mean}
     return method.values(column.measure, "scaled" if column.scaled else None, split=split)
 
 

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
+from semix.calib.kinds import PLAIN
 from semix.calib.replicates import COMPARED_MEASURES, Comparison, Unit
 from semix.calib.results import (
     MEASURE,
@@ -538,7 +539,8 @@ def _units_with_keys(
     """Yield the key columns of each line, and its row, unit and kind."""
     for table in tables:
         for row in table.rows:
-            kinds = ("plain", "scaled") if row.config.kind == "plain" else (row.config.kind,)
+            kind = row.method.kind
+            kinds = (PLAIN, "scaled") if kind == PLAIN else (kind,)
             for unit, kind in product(row.method.seeds, kinds):
                 point = row.chosen.get((unit.split, unit.draw)) or row.config.points[0]
                 key_columns = {

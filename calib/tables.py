@@ -10,6 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from semix.calib.kinds import CALIBRATOR_LABELS, PLAIN
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     ACCURACY,
@@ -25,14 +26,14 @@ from semix.calib.results import (
     measures_in,
     significant_change,
 )
-from semix.calib.run_folder import CALIBRATOR_LABELS, PLAIN, Shift
+from semix.calib.run_folder import Shift
 from semix.data.printable import markdown_text, printable, printable_line, spreadsheet_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MAIN_KINDS = {PLAIN: "as trained", "scaled": CALIBRATOR_LABELS["scaled"]}
-KIND_LABELS = {PLAIN: "", **CALIBRATOR_LABELS}
+MAIN_KINDS: dict[str, str] = {PLAIN: "as trained", "scaled": CALIBRATOR_LABELS["scaled"]}
+KIND_LABELS: dict[str, str] = {PLAIN: "", **CALIBRATOR_LABELS}
 PROPER = (NLL, MEASURE["brier"])
 RELATIVE_DECREASE = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"

@@ -56,7 +56,11 @@ def fit_temperature(
 
 
 def nll_temperature(logits: Tensor, targets: Tensor) -> float:
-    """As `fit_temperature` with "nll", of validated logits and targets, and without a warning."""
+    """As `fit_temperature` with "nll", of validated logits and targets, and without a warning.
+
+    Args:
+        targets: [N] int, or soft labels [N, K] float64.
+    """
     # A shift of a row does not change its softmax; without it, large logits would lose digits.
     logits = logits - logits.amax(1, keepdim=True)
     unit = -logits.mean().item()
@@ -82,9 +86,13 @@ def _ece_temperature(logits: Tensor, targets: Tensor) -> float:
 
 
 def _slope(logits: Tensor, targets: Tensor, inverse: float) -> float:
-    """Derivative of the NLL with respect to 1/T: the mean of E_p[z] - z_y."""
+    """Derivative of the NLL with respect to 1/T: the mean of E_p[z] - E_y[z]."""
     expected_logit = ((logits * inverse).softmax(1) * logits).sum(1)
-    return (expected_logit - logits.gather(1, targets[:, None])[:, 0]).mean().item()
+    if targets.ndim == 2:
+        label_logit = (logits * targets).sum(1)
+    else:
+        label_logit = logits.gather(1, targets[:, None])[:, 0]
+    return (expected_logit - label_logit).mean().item()
 
 
 def _minimise_over_inverse(logits: Tensor, targets: Tensor) -> float:

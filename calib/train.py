@@ -117,7 +117,7 @@ def train_run(
     remeasure_stale(config, data, run, accelerator=accelerator)
     all_measured = all(seed_evaluation_path(run, seed).is_file() for seed in config.seeds)
     if accelerator.is_main_process and all_measured:
-        evaluation = write_evaluation(config, data, run)
+        evaluation = write_evaluation(config, data, run, device=accelerator.device)
         print_line(f"{config.name}: measured in {run / EVALUATION}")
         for warning in evaluation["warnings"]:
             print_line(f"warning: {warning}")

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from semix.calib.calibration import Calibration, write_calibrations
+from semix.calib.calibration import Calibration, read_calibration, write_calibrations
 from semix.calib.check import check_evaluation
 from semix.calib.config import EvaluationConfig, TrainConfig
+from semix.calib.evaluate.ensemble import ensemble_of
 from semix.calib.evaluate.predictions import TrainedSeed
-from semix.calib.evaluate.shift_ood import measure_ood, measure_shift
+from semix.calib.evaluate.shift_ood import Classifiers, measure_ood, measure_shift
+from semix.calib.kinds import PLAIN
 from semix.calib.metrics.bootstrap import INTERVALS, intervals_of, resampled
 from semix.calib.metrics.conformal import SCORES, measure_sets
 from semix.calib.metrics.measures import summarise
@@ -26,8 +28,6 @@ from semix.calib.real_data import TrainingData, open_data
 from semix.calib.replicates import COMPARED_MEASURES, STORED_RESAMPLES
 from semix.calib.run_folder import (
     EVALUATION,
-    KINDS,
-    PLAIN,
     SCHEMA,
     Evaluation,
     Intervals,
@@ -35,6 +35,7 @@ from semix.calib.run_folder import (
     Row,
     SeedEvaluation,
     StageName,
+    evaluation_settings,
     pinned_index,
     read_data,
     read_seed_evaluation,
@@ -76,14 +77,17 @@ def evaluate_run(
     data = open_data(
         config, pinned_index=pinned_index(run), weights_digest=weights, compare_splits=False
     )
-    seeds = []
+    seeds, members, fitted = [], [], []
     for seed in config.seeds:
         trained = TrainedSeed(config, data, run, seed, torch.device(device))
         measured, calibrations = measure_seed(trained, fresh=fresh)
         if output_path is None:
             write_seed(trained, measured, calibrations)
         seeds.append(measured)
-    evaluation = merged_evaluation(config, data, seeds)
+        members.append(trained)
+        fitted.append(calibrations)
+    ensemble = ensemble_rows(members, fitted, fresh=fresh)
+    evaluation = merged_evaluation(config, data, seeds, ensemble)
     write_json(output_path or run / EVALUATION, evaluation)
     return evaluation
 
@@ -152,19 +156,46 @@ def measure_seed(
     return evaluation, calibrations
 
 
-def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Evaluation:
+def write_evaluation(
+    config: TrainConfig, data: TrainingData, run: Path, *, device: torch.device
+) -> Evaluation:
     """Merge the seeds' evaluations into the run's `evaluation.json`, which is written last."""
     seeds = [read_json(seed_evaluation_path(run, seed)) for seed in config.seeds]
-    evaluation = merged_evaluation(config, data, seeds)
+    members = [TrainedSeed(config, data, run, seed, device) for seed in config.seeds]
+    fitted = [
+        {stage: read_calibration(run, member.seed, stage) for stage in member.stages}
+        for member in (members if config.evaluation.ensemble else ())
+    ]
+    evaluation = merged_evaluation(config, data, seeds, ensemble_rows(members, fitted))
     write_json(run / EVALUATION, evaluation)
     return evaluation
 
 
+def ensemble_rows(
+    members: Sequence[TrainedSeed],
+    calibrations: Sequence[Mapping[StageName, Calibration]],
+    *,
+    fresh: bool = False,
+) -> list[Row]:
+    """The rows of the ensemble of these seeds; none unless it is asked for, or of one seed.
+
+    Args:
+        calibrations: what was fitted for each seed.
+        fresh: as for `evaluate_run`.
+    """
+    if len(members) < 2 or not members[0].config.evaluation.ensemble:
+        return []
+    return rows_of(ensemble_of(members, calibrations), fresh=fresh)[0]
+
+
 def merged_evaluation(
-    config: TrainConfig, data: TrainingData, seeds: Sequence[SeedEvaluation]
+    config: TrainConfig,
+    data: TrainingData,
+    seeds: Sequence[SeedEvaluation],
+    ensemble: Sequence[Row],
 ) -> Evaluation:
     """The run's evaluation: rows of all seeds, seconds of training and the last evaluation."""
-    rows = [row for seed in seeds for row in seed["rows"]]
+    rows = [*(row for seed in seeds for row in seed["rows"]), *ensemble]
     return {
         "schema": SCHEMA,
         "name": config.name,
@@ -195,7 +226,7 @@ def head_warnings(config: TrainConfig, rows: Sequence[Row], *, images: int) -> l
         return []
     accuracies: dict[StageName, dict[int, float]] = {"base": {}, "head": {}}
     for row in rows:
-        if "validation_accuracy" in row:  # older rows have none
+        if row["seed"] is not None and "validation_accuracy" in row:  # older rows have none
             accuracies[row["stage"]][row["seed"]] = row["validation_accuracy"]
     losing_seeds = [
         f"seed {seed}: {100 * before:.1f} % to {100 * after:.1f} %"
@@ -215,7 +246,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
-def rows_of(trained: TrainedSeed, *, fresh: bool) -> tuple[list[Row], dict[StageName, Calibration]]:
+def rows_of(trained: Classifiers, *, fresh: bool) -> tuple[list[Row], dict[StageName, Calibration]]:
     """Measure the stages, base before head, and return what was fitted for each.
 
     Both are empty in a process that only predicts.
@@ -234,12 +265,11 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> tuple[list[Row], dict[Stage
     calibrations: dict[StageName, Calibration] = {}
     if trained.is_main:
         for stage, tensors in stage_tensors.items():
-            fitted = Calibration.fit(tensors["validation_logits"], tensors["validation_targets"])
-            calibrations[stage] = fitted
+            calibrations[stage] = fitted = _fit(tensors, config)
             rows[stage] = _row(trained, stage, measure(tensors, fitted, config))
     if config.shift is not None:
         shift = _reusable_results(previous, "shift", trained) or measure_shift(
-            trained, config.shift, {stage: row["temperature"] for stage, row in rows.items()}
+            trained, config.shift, calibrations
         )
         for stage, row in rows.items():
             row["shift"] = shift[stage]
@@ -251,7 +281,19 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> tuple[list[Row], dict[Stage
     return list(rows.values()), calibrations
 
 
-def _row(trained: TrainedSeed, stage: StageName, measures: Measures) -> Row:
+def _fit(tensors: Mapping[str, Tensor], config: EvaluationConfig) -> Calibration:
+    mixed = (
+        (tensors["mixed_logits"], tensors["mixed_labels"]) if "mixed_logits" in tensors else None
+    )
+    return Calibration.fit(
+        tensors["validation_logits"],
+        tensors["validation_targets"],
+        config.calibrators,
+        mixed=mixed,
+    )
+
+
+def _row(trained: Classifiers, stage: StageName, measures: Measures) -> Row:
     return {
         "stage": stage,
         "seed": trained.seed,
@@ -261,26 +303,39 @@ def _row(trained: TrainedSeed, stage: StageName, measures: Measures) -> Row:
     }
 
 
-def _earlier_evaluation(trained: TrainedSeed) -> SeedEvaluation | None:
+class EarlierResults(NamedTuple):
+    """An earlier evaluation of the same weights: its settings, and its rows."""
+
+    settings: EvaluationConfig
+    rows: Sequence[Row]
+
+
+def _earlier_evaluation(trained: Classifiers) -> EarlierResults | None:
     """The earlier evaluation of the same weights, if there is one.
 
     Schema 3 has the results under shift and for OOD images as this one.
     """
-    evaluation = read_seed_evaluation(trained.run, trained.seed)
+    path = trained.run / EVALUATION
+    if trained.seed is not None:
+        path = seed_evaluation_path(trained.run, trained.seed)
+    evaluation: SeedEvaluation | None = read_json(path) if path.is_file() else None
     if evaluation is None or evaluation.get("schema") not in (3, SCHEMA):
         return None
-    sources = {row["stage"]: row.get("source") for row in evaluation["rows"]}
-    return evaluation if sources == trained.sources else None
+    rows = [row for row in evaluation["rows"] if row["seed"] == trained.seed]
+    settings = evaluation_settings(evaluation)
+    if settings is None or {row["stage"]: row.get("source") for row in rows} != trained.sources:
+        return None
+    return EarlierResults(settings, rows)
 
 
 def _reusable_results(
-    previous: SeedEvaluation | None, key: Literal["shift", "ood"], trained: TrainedSeed
+    previous: EarlierResults | None, key: Literal["shift", "ood"], trained: Classifiers
 ) -> dict[StageName, Any] | None:
     """The stages' results under `key` in an earlier evaluation, if its settings are the same."""
-    settings = trained.config.evaluation.model_dump(mode="json")
-    if previous is None or previous["evaluation"][key] != settings[key]:
+    settings = trained.config.evaluation
+    if previous is None or getattr(previous.settings, key) != getattr(settings, key):
         return None
-    return {row["stage"]: row[key] for row in previous["rows"]}
+    return {row["stage"]: row[key] for row in previous.rows}
 
 
 def measure(
@@ -299,7 +354,7 @@ def measure(
     kinds: dict[str, dict[str, float]] = {}
     intervals: dict[str, Intervals] = {}
     stored_resamples: dict[str, dict[str, list[float]]] = {}
-    for kind in KINDS:
+    for kind in (PLAIN, *calibration.calibrators):
         calibrated = logits if kind == PLAIN else calibration.calibrators[kind](logits)
         samples = read_predictions(*validated_inputs(calibrated, targets), config.bins)
         kinds[kind] = summarise(samples, config.bins)

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from semix.calib.calibrators import CALIBRATORS
 from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 from semix.calib.config import TrainConfig
 from semix.calib.network import CHUNK, StageClassifiers, load_stages
@@ -20,7 +21,7 @@ from semix.calib.real_images import ranges
 from semix.calib.run_folder import HEAD, MODEL, StageName, run_digest, seed_folder
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
-from semix.data.fingerprint import file_digest, fingerprint
+from semix.data.fingerprint import derived_seed, file_digest, fingerprint
 
 Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `ImageSource.chunks`
 
@@ -124,15 +125,25 @@ class TrainedSeed:
                 raise InputError("run", classifier, f"{text}; train it with a lower learning rate")
         return dict(zip(self.stages, stage_logits, strict=True))
 
+    @property
+    def _needs_mixed(self) -> bool:
+        """Whether a calibrator is fitted on mixed images, too."""
+        names = self.config.evaluation.calibrators
+        return self.data.mixed is not None and any(CALIBRATORS[name].with_mixed for name in names)
+
     def _logits_are_current(self) -> bool:
         """Whether the current weights produced the logits on disk."""
+        metadata = [read_metadata(self.logits_file(stage)) for stage in self.stages]
         return all(
-            read_metadata(self.logits_file(stage)).get("source") == self.sources[stage]
-            for stage in self.stages
+            each.get("source") == self.sources[stage] and ("mixed" in each or not self._needs_mixed)
+            for stage, each in zip(self.stages, metadata, strict=True)
         )
 
     def logits(self, *, fresh: bool) -> dict[StageName, dict[str, Tensor]]:
         """Logits and targets of validation and test, from disk if these weights produced them.
+
+        If a calibrator is fitted on mixed images, too, also those of as many mixed images as there
+        are validation images.
 
         The main process decides whether to reuse files, writes missing ones, and alone reads them;
         for reused files the other processes get {}.
@@ -150,7 +161,33 @@ class TrainedSeed:
             for stage, logits in self.predict(load, len(split), what=name).items():
                 tensors[stage][f"{name}_logits"] = logits
                 tensors[stage][f"{name}_targets"] = torch.from_numpy(split.targets)
+        if self._needs_mixed:
+            for stage, of_mixed in self._predict_mixed().items():
+                tensors[stage] |= of_mixed
         if self.is_main:
             for stage, path in files.items():
-                save_tensors(path, tensors[stage], metadata={"source": self.sources[stage]})
+                metadata = {"source": self.sources[stage]}
+                metadata |= {"mixed": "validation"} if self._needs_mixed else {}
+                save_tensors(path, tensors[stage], metadata=metadata)
         return tensors
+
+    def _predict_mixed(self) -> dict[StageName, dict[str, Tensor]]:
+        """Logits and labels of as many mixed images as there are validation images.
+
+        They are drawn from all images of the dataset, the same for every seed and method.
+        """
+        assert self.data.mixed is not None
+        images = self.data.mixed.by_image()
+        count = min(len(self.data.real.validation), len(images))
+        generator = torch.Generator().manual_seed(derived_seed(0, "mixed images to calibrate on"))
+        drawn = torch.randperm(len(images), generator=generator)[:count].sort().values
+
+        def load(indices: Sequence[Tensor]) -> Generator[Tensor, None, None]:
+            for numbers in indices:
+                yield images[drawn[numbers].tolist()]["image"]
+
+        labels = images[drawn.tolist()]["label"]
+        return {
+            stage: {"mixed_logits": logits, "mixed_labels": labels}
+            for stage, logits in self.predict(load, count, what="mixed").items()
+        }

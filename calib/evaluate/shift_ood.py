@@ -8,9 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from semix.calib.calibration import Calibration
+from semix.calib.calibrators import Calibrator
 from semix.calib.check import MEAN, corruption_names
 from semix.calib.config import OODDataConfig, ShiftConfig
 from semix.calib.corruptions import corrupt
+from semix.calib.evaluate.ensemble import SeedEnsemble
 from semix.calib.evaluate.predictions import TrainedSeed
 from semix.calib.metrics import max_probability, negative_entropy, ood_metrics
 from semix.calib.metrics.measures import measured
@@ -22,18 +25,27 @@ from semix.data.splits import in_grey
 
 SEED = 0  # the same corrupted images for every run, so that runs can be compared
 MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")
-AFTER_SCALING = ("ece", "nll")  # also with the temperature of the clean validation images
+CALIBRATED_MEASURES = ("ece", "nll")  # also after calibrators fitted on clean validation images
 ByMeasure = dict[str, float]  # the value of each measure
+Classifiers = TrainedSeed | SeedEnsemble
 
 
 def measure_shift(
-    trained: TrainedSeed, config: ShiftConfig, temperatures: Mapping[StageName, float]
+    trained: Classifiers, config: ShiftConfig, calibrations: Mapping[StageName, Calibration]
 ) -> dict[StageName, Shift]:
     """The measures of each stage under every corruption and severity.
 
     Args:
-        temperatures: of each stage; empty except in the main process, which alone measures.
+        calibrations: of each stage; empty except in the main process, which alone measures.
     """
+    calibrators: dict[StageName, dict[str, Calibrator]] = {
+        stage: {
+            name: fitted.calibrators[name]
+            for name in ("scaled", *config.calibrators)
+            if name in fitted.calibrators
+        }
+        for stage, fitted in calibrations.items()
+    }
     images, targets = images_to_corrupt(trained, config)
     cells: dict[StageName, dict[str, dict[str, ByMeasure]]] = {
         stage: {} for stage in trained.stages
@@ -42,10 +54,10 @@ def measure_shift(
         for severity in config.severities:
             load = partial(_corrupted, images, name, severity)
             logits = trained.predict(load, len(images), what=f"{name} {severity}")
-            for stage, temperature in temperatures.items():
-                cell = _cell(logits[stage], targets, temperature, config.bins)
+            for stage, fitted in calibrators.items():
+                cell = measure_cell(logits[stage], targets, fitted, config.bins)
                 cells[stage].setdefault(name, {})[str(severity)] = cell
-    for by_severity in (row for stage in temperatures for row in cells[stage].values()):
+    for by_severity in (row for stage in calibrators for row in cells[stage].values()):
         by_severity[MEAN] = _mean(list(by_severity.values()))
     return {
         stage: {
@@ -54,7 +66,7 @@ def measure_shift(
             "mean": _mean([by_severity[MEAN] for by_severity in cells[stage].values()]),
             "corruptions": cells[stage],
         }
-        for stage in temperatures
+        for stage in calibrators
     }
 
 
@@ -67,7 +79,7 @@ def _corrupted(
             yield torch.from_numpy(corrupt(chunk.numpy(), name, severity, seed=SEED, first=first))
 
 
-def images_to_corrupt(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageSource, Tensor]:
+def images_to_corrupt(trained: Classifiers, config: ShiftConfig) -> tuple[ImageSource, Tensor]:
     """The test images to corrupt, and their targets; the same for all runs."""
     split = trained.data.real.test
     count = min(config.images or len(split), len(split))
@@ -78,10 +90,15 @@ def images_to_corrupt(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageS
     return images, torch.from_numpy(split.targets[indices])
 
 
-def _cell(logits: Tensor, targets: Tensor, temperature: float, bins: int) -> ByMeasure:
-    scaled = measured(logits / temperature, targets, AFTER_SCALING, bins=bins)
-    after_scaling = {f"scaled_{name}": value for name, value in scaled.items()}
-    return measured(logits, targets, MEASURES, bins=bins) | after_scaling
+def measure_cell(
+    logits: Tensor, targets: Tensor, calibrators: Mapping[str, Calibrator], bins: int
+) -> ByMeasure:
+    """The measures of one corruption and severity; those of a calibrator begin with its name."""
+    values = measured(logits, targets, MEASURES, bins=bins)
+    for kind, calibrator in calibrators.items():
+        calibrated = measured(calibrator(logits), targets, CALIBRATED_MEASURES, bins=bins)
+        values |= {f"{kind}_{name}": value for name, value in calibrated.items()}
+    return values
 
 
 def _mean(cells: list[ByMeasure]) -> ByMeasure:
@@ -93,7 +110,7 @@ Ood = dict[str, ByMeasure]
 
 
 def measure_ood(
-    trained: TrainedSeed, datasets: Mapping[str, OODDataConfig], test: Mapping[StageName, Tensor]
+    trained: Classifiers, datasets: Mapping[str, OODDataConfig], test: Mapping[StageName, Tensor]
 ) -> dict[StageName, Ood]:
     """AUROC and FPR95 of each stage for the test images of every dataset, and their means.
 

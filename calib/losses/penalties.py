@@ -17,21 +17,26 @@ from semix.calib.losses.base import (
     log_probability,
 )
 from semix.calib.losses.focal import Focal
+from semix.calib.losses.smoothing import uniform_cross_entropy
 from semix.calib.parameters import require_one_of, require_range
 
 
 class EntropyConfidencePenalty(PointwiseLoss):
     """-log p_y - weight H(p), averaged over the batch, where H(p) averages -p_k log p_k over k.
 
+    With `smoothing`, -log p_y becomes the cross-entropy of label smoothing.
+
     Args:
         weight: of the entropy, at least 0.
+        smoothing: a of `LabelSmoothing`, in [0, 1].
         variant: "code" takes the mean of the entropy over classes, as the code of MbLS and its
             descendants does, so the weight is K times weaker than in "paper", which sums.
     Raises:
         InputError: a value out of range.
 
     Source: Pereyra et al. 2017, Regularizing Neural Networks by Penalizing Confident Output
-    Distributions, section 3.
+    Distributions, section 3; with label smoothing, Roschewitz et al. 2025 (arXiv 2507.07780), where
+    both together have the best uncalibrated probabilities under shift.
     """
 
     def __init__(
@@ -39,17 +44,23 @@ class EntropyConfidencePenalty(PointwiseLoss):
         num_classes: int,
         *,
         weight: float = 0.1,
+        smoothing: float = 0.0,
         variant: Literal["code", "paper"] = "code",
     ) -> None:
         super().__init__()
         require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
+        require_range("loss.smoothing", smoothing, low=0, high=1, remedy="must lie in [0, 1]")
         require_one_of("loss.variant", variant, ("code", "paper"))
         self.weight = weight if variant == "paper" else weight / num_classes
+        self.smoothing = smoothing
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         log_p = logits.log_softmax(1)
         entropy = -(log_p.exp() * log_p).sum(1)
-        return -log_probability(logits, targets) - self.weight * entropy
+        loss = -log_probability(logits, targets)
+        if self.smoothing:
+            loss = (1 - self.smoothing) * loss + self.smoothing * uniform_cross_entropy(logits)
+        return loss - self.weight * entropy
 
 
 class MDCA(BatchLoss):

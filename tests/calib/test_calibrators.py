@@ -12,18 +12,18 @@ from scipy.optimize import isotonic_regression, minimize
 from torch import Tensor
 from torch.nn import functional
 
-from semix.calib.calibrators import (
-    CALIBRATORS,
-    Isotonic,
+from semix.calib.calibrators import CALIBRATORS
+from semix.calib.calibrators.margin import fit_margin_scaling, margins, soft_error
+from semix.calib.calibrators.probabilities import Isotonic, fit_ensemble, fit_isotonic
+from semix.calib.calibrators.scaling import (
     VectorScaling,
-    fit_ensemble,
-    fit_isotonic,
     fit_sms,
     fit_svs,
     fit_vector,
+    fit_with_mixed,
 )
+from semix.calib.kinds import CALIBRATOR_LABELS
 from semix.calib.metrics import calibration_metrics
-from semix.calib.run_folder import CALIBRATOR_LABELS
 from semix.calib.temperature import fit_temperature
 from tests.calib.metrics.oracle import CASES, FILE, case
 
@@ -338,7 +338,10 @@ def test_every_calibrator_has_a_label():
     assert list(CALIBRATORS) == list(CALIBRATOR_LABELS)
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+ON_VALIDATION = [name for name, kind in CALIBRATORS.items() if not kind.with_mixed]
+
+
+@pytest.mark.parametrize("name", ON_VALIDATION)
 def test_a_calibrator_that_is_stored_gives_the_same_logits(name: str):
     (logits, targets), (others, _) = noisy_five(1), noisy_five(2)
     fitted = CALIBRATORS[name].fit(logits, targets, fit_temperature(logits, targets))
@@ -346,7 +349,7 @@ def test_a_calibrator_that_is_stored_gives_the_same_logits(name: str):
     assert torch.equal(CALIBRATORS[name].type.from_state(state)(others), fitted(others))
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", ON_VALIDATION)
 def test_a_known_temperature_changes_nothing_that_is_fitted(name: str):
     logits, targets = noisy_five(3)
     kind = CALIBRATORS[name]
@@ -358,3 +361,56 @@ def test_a_known_temperature_changes_nothing_that_is_fitted(name: str):
 def test_the_state_of_another_calibrator_is_refused(state: dict):
     with pytest.raises(TypeError):
         CALIBRATORS["scaled"].type.from_state(state)
+
+
+def test_the_smooth_error_of_one_confidence_is_its_gap():
+    # All images are in all bins to the same degree, so that every bin has the same gap of 0.3.
+    confidence, correct = torch.full((10,), 0.9).double(), torch.tensor([1.0, 0, 1, 0, 1] * 2)
+    expected = math.hypot(0.3, 1e-3) - 1e-3
+    assert soft_error(confidence, correct.double()).item() == pytest.approx(expected)
+    exact = torch.tensor([1.0, 1, 1, 1, 0]).double()
+    assert soft_error(torch.full((5,), 0.8).double(), exact).item() == pytest.approx(0, abs=1e-9)
+
+
+def overconfident_by_margin(seed: int) -> tuple[Tensor, Tensor]:
+    """Logits of two classes, true up to a margin of 2 and three times too large beyond it."""
+    rng = torch.Generator().manual_seed(seed)
+    margin = 4 * torch.rand(20_000, generator=rng)
+    wrong = torch.rand(20_000, generator=rng) < torch.sigmoid(-margin)
+    shown = torch.where(margin > 2, 2 + 3 * (margin - 2), margin)
+    return torch.stack([shown, torch.zeros_like(shown)], dim=1), wrong.long()
+
+
+def test_smart_gives_each_margin_its_own_temperature():
+    held_out, (logits, targets) = overconfident_by_margin(0), overconfident_by_margin(1)
+    smart = fit_margin_scaling(*held_out)(logits)
+    scaled = logits / fit_temperature(*held_out)
+    errors = [calibration_metrics(each, targets).ece for each in (logits, scaled, smart)]
+    assert errors[2] < 0.4 * min(errors[:2])
+    assert torch.equal(smart.argmax(1), logits.argmax(1))
+    shown, temperature = margins(logits), margins(logits) / margins(smart)
+    assert temperature[(shown > 0.5) & (shown < 2)].mean() == pytest.approx(1, abs=0.1)
+    assert temperature[shown > 6].mean() > 1.7  # 6 to 8 are 3.3 to 4
+
+
+def test_a_temperature_of_hard_labels_is_that_of_their_classes():
+    logits, targets = noisy_five(1, scale=3.0)
+    one_hot = functional.one_hot(targets, 5).float()
+    assert fit_with_mixed(logits, one_hot).temperature == pytest.approx(
+        fit_temperature(logits, targets), rel=1e-6
+    )
+
+
+def test_soft_labels_of_mixed_images_raise_the_temperature():
+    logits, targets = noisy_five(1, scale=3.0)
+    labels = functional.one_hot(targets, 5).float()
+    softer = fit_with_mixed(logits.repeat(2, 1), torch.cat([labels, 0.5 * labels + 0.1]))
+    temperature = softer.temperature
+    # The minimum, found without a gradient over all temperatures of a fine grid.
+    both = torch.cat([labels, 0.5 * labels + 0.1])
+    grid = [0.01 * step for step in range(50, 2000)]
+    best = min(grid, key=lambda t: functional.cross_entropy(logits.repeat(2, 1) / t, both).item())
+    assert temperature == pytest.approx(best, abs=0.011)
+    assert temperature > fit_temperature(logits, targets)
+    with pytest.raises(ValueError, match=r"shapes \(400, 5\) and \(400,\)"):
+        fit_with_mixed(logits, targets)

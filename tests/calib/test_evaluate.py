@@ -15,20 +15,23 @@ from safetensors.torch import load_file
 
 from semix.calib.calibration import Calibration, read_calibration
 from semix.calib.calibrators import CALIBRATORS
+from semix.calib.calibrators.scaling import TemperatureScaling
 from semix.calib.check import check_evaluation
 from semix.calib.checkpoint import read_metadata, save_tensors
 from semix.calib.config import EvaluationConfig, OODDataConfig, TrainConfig
 from semix.calib.corruptions import corrupt
 from semix.calib.evaluate import evaluate_run, measure
 from semix.calib.evaluate.predictions import TrainedSeed
-from semix.calib.evaluate.shift_ood import images_to_corrupt
+from semix.calib.evaluate.shift_ood import images_to_corrupt, measure_cell
+from semix.calib.kinds import STANDARD
 from semix.calib.metrics import calibration_metrics, max_probability, ood_metrics
 from semix.calib.metrics.bootstrap import INTERVALS, resampled
 from semix.calib.metrics.conformal import measure_sets
 from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from semix.calib.network import load_classifier, predict
 from semix.calib.real_data import open_data
-from semix.calib.run_folder import KINDS, SCHEMA, claim_run, is_measured, run_digest
+from semix.calib.results import results
+from semix.calib.run_folder import SCHEMA, claim_run, is_measured, run_digest
 from semix.calib.temperature import fit_temperature
 from semix.calib.train import train_run
 from semix.data.errors import InputError
@@ -38,6 +41,7 @@ from semix.data.splits import in_grey
 from tests.calib.runs import run_two
 
 CPU = torch.device("cpu")
+KINDS = ("plain", "scaled", *STANDARD)
 TRAINED = ("seeds=[0,2]", "epochs=1", "head.epochs=1", "evaluation.bootstrap=100")
 
 
@@ -190,6 +194,90 @@ def test_what_was_trained_is_measured_anew_when_only_the_measures_change(run):
     assert [row["bins"] for row in evaluation(run)["rows"]] == [4] * 4
     assert is_measured(load_settings(TrainConfig, run / "config.json"), run)
     assert (run / "seed-2" / "model.safetensors").stat().st_mtime_ns == model
+
+
+FURTHER = {
+    "calibrators": ["smart", "scaled_mixed"],
+    "ensemble": True,
+    "shift": {"corruptions": ["fog"], "severities": [3], "calibrators": ["scaled_mixed"]},
+    "bootstrap": 20,
+}
+
+
+@pytest.fixture(scope="module")
+def measured_further(measured, tmp_path_factory):
+    """The run, measured with an ensemble and with calibrators that are not standard."""
+    run = Path(shutil.copytree(measured, tmp_path_factory.mktemp("further") / "run"))
+    set_evaluation(run, **FURTHER)
+    evaluate_run(run)
+    return run
+
+
+def test_the_ensemble_is_the_mean_of_calibrated_seeds(measured_further):
+    rows = evaluation(measured_further)["rows"]
+    for stage in ("base", "head"):
+        seeds = [row for row in rows if row["stage"] == stage and row["seed"] is not None]
+        (row,) = [row for row in rows if row["stage"] == stage and row["seed"] is None]
+        tensors = [load_file(measured_further / each["logits"]) for each in seeds]
+        probabilities = [
+            (each["test_logits"] / seed["temperature"]).softmax(1)
+            for each, seed in zip(tensors, seeds, strict=True)
+        ]
+        mean = torch.stack(probabilities).mean(0)
+        stored = load_file(measured_further / row["logits"])["test_logits"]
+        torch.testing.assert_close(stored.softmax(1), mean)
+        targets = tensors[0]["test_targets"]
+        accuracy = (mean.argmax(1) == targets).float().mean().item()
+        assert row["kinds"]["plain"]["accuracy"] == pytest.approx(accuracy)
+        nll = -mean.log().gather(1, targets[:, None]).mean().item()
+        assert row["kinds"]["plain"]["nll"] == pytest.approx(nll, rel=1e-5)
+        assert row["shift"]["images"] == seeds[0]["shift"]["images"]
+        worse = [seed["shift"]["mean"]["nll"] for seed in seeds]
+        assert row["shift"]["mean"]["nll"] < max(worse)
+
+
+def test_an_ensemble_under_shift_is_kept_too(measured_further, tmp_path, monkeypatch):
+    run = Path(shutil.copytree(measured_further, tmp_path / "run"))
+    before = evaluation(run)
+    monkeypatch.setattr(TrainedSeed, "predict", None)  # would fail if it ran a network
+    evaluate_run(run)
+    assert evaluation(run)["rows"] == before["rows"]
+
+
+def test_a_calibrator_is_fitted_on_mixed_images_too(measured_further):
+    for row in evaluation(measured_further)["rows"]:
+        tensors = load_file(measured_further / row["logits"])
+        assert len(tensors["mixed_logits"]) == len(tensors["validation_logits"]) == 50
+        logits = torch.cat([tensors["validation_logits"], tensors["mixed_logits"]])
+        one_hot = torch.nn.functional.one_hot(tensors["validation_targets"], 10)
+        labels = torch.cat([one_hot, tensors["mixed_labels"]])
+        assert (tensors["mixed_labels"].amax(1) < 0.99).any()
+        fitted = CALIBRATORS["scaled_mixed"].fit(logits, labels, None)
+        expected = calibration_metrics(fitted(tensors["test_logits"]), tensors["test_targets"])
+        assert row["kinds"]["scaled_mixed"] == expected.as_dict()
+        assert row["kinds"].keys() == {"plain", "scaled", "smart", "scaled_mixed"}
+        assert {"scaled_ece", "scaled_mixed_ece"} <= row["shift"]["mean"].keys()
+
+
+def test_each_calibrator_is_measured_under_shift():
+    rng = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(50, 4, generator=rng), torch.randint(4, (50,), generator=rng)
+    temperatures = {"scaled": 0.5, "scaled_mixed": 2.0}
+    calibrators = {name: TemperatureScaling(t) for name, t in temperatures.items()}
+    cell = measure_cell(logits, targets, calibrators, 10)
+    for name, temperature in temperatures.items():
+        expected = calibration_metrics(logits / temperature, targets, 10)
+        assert cell[f"{name}_nll"] == expected.nll
+        assert cell[f"{name}_ece"] == expected.ece
+
+
+def test_results_name_ensembles_and_kinds_under_shift(measured_further):
+    table = results([measured_further])
+    ensembles = table[table.seed.isna()]
+    names = {f"{name}, ensemble of 2 seeds" for name in ("all", "all + MaC-Cal")}
+    assert set(ensembles.row) == names
+    under_shift = table[(table.part == "shift") & (table.measure == "ece")]
+    assert set(under_shift.kind) == {"plain", "scaled", "scaled_mixed"}
 
 
 def letters(folder: Path) -> dict:
@@ -410,8 +498,8 @@ def test_every_posthoc_method_is_fitted_on_validation_alone():
     held_out = tensors["validation_logits"], tensors["validation_targets"]
     row = measure(tensors, Calibration.fit(*held_out), EvaluationConfig(bins=6, bootstrap=20))
     temperature = fit_temperature(*held_out)
-    for kind, calibrator in CALIBRATORS.items():
-        logits = calibrator.fit(*held_out, temperature)(tensors["test_logits"])
+    for kind in ("scaled", *STANDARD):
+        logits = CALIBRATORS[kind].fit(*held_out, temperature)(tensors["test_logits"])
         expected = calibration_metrics(logits, tensors["test_targets"], bins=6)
         assert row["kinds"][kind] == expected.as_dict()
         low, high = row["intervals"][kind]["nll"]

@@ -63,6 +63,21 @@ def test_a_run_without_mixed_images_stands_beside_every_draw():
     assert both[0].tolist() == [[[[14.0]], [[15.0]]]]
 
 
+def test_an_ensemble_stands_beside_the_mean_of_the_seeds():
+    new = {Unit(split, None, None): [1.0 + split, 2.0 + split] for split in range(3)}
+    old = {Unit(s, None, seed): [4.0 + seed, 6.0 + seed] for s in range(3) for seed in (0, 1)}
+    both = pair_values(new, old)
+    assert both is not None
+    assert both[0].shape == (3, 1, 1, 2)
+    assert both[1][0].ravel().tolist() == [4.5, 6.5]
+    comparison = compare(new, old)
+    assert comparison is not None
+    assert (comparison.n, comparison.over) == (3, "splits")
+    of_one_split = compare({Unit(0, None, None): [1.0, 2.0]}, old)
+    assert of_one_split is not None
+    assert of_one_split.too_few == "1 seed is too few to say"  # two seeds make one ensemble
+
+
 def test_bootstrap_resamples_pair_where_both_have_them():
     new, old = {Unit(0, None, 0): [1.0, 3.0]}, {Unit(0, None, 0): [0.5, 1.5]}
     both = pair_values(new, old)

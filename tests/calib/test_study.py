@@ -280,3 +280,11 @@ def test_nothing_is_taken_over_from_other_settings_or_data(trained, tmp_path):
     (late / "data.json").write_text(json.dumps({**record, "real": "of other images"}))
     with pytest.raises(InputError, match=r"data\.json real = of other images: is not what"):
         train_run(late)
+
+
+def test_a_row_that_is_not_measured_is_refused(make_study):
+    ensemble = make_study("methods.ce.post_hoc={CE together: ensemble}")
+    with pytest.raises(InputError, match=r"CE together = ensemble: needs `base.evaluation.ens"):
+        cells_of(ensemble)
+    with pytest.raises(InputError, match=r"CE \+ SMART = smart: is not among `base.evaluation"):
+        cells_of(make_study("methods.ce.post_hoc={CE + SMART: smart}"))

@@ -87,6 +87,40 @@ def test_means_deviations_ranks_and_tests_are_those_of_the_seeds(make_study, tmp
     assert rows["CE"]["tests"] == {}
 
 
+def test_an_ensemble_is_a_row_of_one_unit_per_replicate(make_study, tmp_path):
+    study = make_study(
+        "methods.ce.post_hoc={CE together: ensemble}", "base.evaluation.ensemble=true"
+    )
+    cells = write_all(study, tmp_path)
+    (ce,) = [cell for cell in cells if cell.method == "ce"]
+    path = ce.run(tmp_path) / "evaluation.json"
+    evaluation = json.loads(path.read_text())
+    row = {**evaluation["rows"][0], "seed": None}
+    row["kinds"] = {kind: {**values, "ece": 0.05} for kind, values in row["kinds"].items()}
+    row["logits"] = "ensemble/logits-base.safetensors"
+    path.write_text(json.dumps({**evaluation, "rows": [*evaluation["rows"], row]}))
+    rows = rows_of(study, tmp_path)
+    assert rows["CE"]["units"] == 3
+    assert rows["CE together"]["units"] == 1
+    assert rows["CE together"]["complete"]
+    assert rows["CE together"]["summary"]["ece"] == {"mean": 0.05, "sd": None}
+    assert rows["CE together"]["tests"]["ece"]["change"] == pytest.approx(0.05 - 0.2)
+    lines = value_frame(tables_of(study, tmp_path))
+    assert set(lines[lines.row == "CE together"].kind) == {"plain", "scaled"}
+
+
+def test_a_choice_may_be_calibrated(make_study, tmp_path):
+    study = make_study(
+        "methods.ls.grid={a: {one: {epochs: 1}, two: {epochs: 2}}}",
+        "methods.ls.chosen={best: {by: nll}, best + TS: {by: nll, kind: scaled}}",
+    )
+    write_all(study, tmp_path)
+    rows = rows_of(study, tmp_path)
+    assert rows["best + TS"]["chosen"] == rows["best"]["chosen"]
+    assert rows["best"]["summary"]["nll"]["mean"] == 2.0
+    assert rows["best + TS"]["summary"]["nll"]["mean"] == 0.5
+
+
 def test_the_mean_rank_is_over_datasets_and_measures(make_study, tmp_path):
     study = make_study('datasets={"one": {}, "two": {}}')
     write_all(study, tmp_path)
