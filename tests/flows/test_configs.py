@@ -55,7 +55,7 @@ def test_a_section_is_told_whole_and_parts_by_name():
     keys = [row["key"] for row in reference("train", "loss")]
     assert {"loss", "loss.name", "loss.gamma", "loss.smoothing"} <= set(keys)
     (row,) = reference("train", "loss.smoothing")
-    assert row["type"] == "parameter of fedlas_ls, ls"
+    assert row["type"] == "parameter of ecp, fedlas_ls, ls"
     (mac_cal, tst) = reference("train", "head.optimiser.learning_rate")
     assert (mac_cal["default"], tst["default"]) == (None, 1e-4)  # it follows the batch
     assert tst["limits"] == ["where head.method is tst or vtst", "above 0"]
