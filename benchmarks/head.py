@@ -12,7 +12,6 @@ from semix.calib.heads import (
     MaskedBottleneckHead,
     SparsityController,
     build_head,
-    controller_params,
 )
 from semix.calib.network import Network
 from semix.calib.real_data import TrainingData, open_data
@@ -111,10 +110,10 @@ def train_in_loop(
     head = build_head(settings.head, network.num_features, data.num_classes).train().to(device)
     assert isinstance(head, MaskedBottleneckHead)
     controller = SparsityController(
+        settings.head,
         base_accuracy=base_accuracy,
         chance=1 / data.num_classes,
         seed=derived_seed(SEED, "masks"),
-        **controller_params(settings.head),
     )
     images = len(data.train_targets)
     recipe = settings.head.optimiser_for(images)

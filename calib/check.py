@@ -4,11 +4,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from semix.calib.config import (
-    LOSSES,
-    METHODS,
     MIN_IMAGES_PER_PROCESS,
-    MIXED_LOSSES,
-    MODELS,
     EvaluationConfig,
     MaCCalConfig,
     MixedConfig,
@@ -16,7 +12,6 @@ from semix.calib.config import (
     TrainConfig,
     check_accumulation,
 )
-from semix.calib.parameters import look_up
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet
 from semix.data.real import class_names
@@ -40,16 +35,10 @@ def check_settings(config: TrainConfig) -> None:
     """Check what can be checked without torch, which takes seconds to import.
 
     Raises:
-        InputError: an unknown loss, method, model or parameter; settings that exclude each other;
-            a mixed dataset that is missing, unfinished, of other classes, or without the label set
-            that the settings name.
+        InputError: settings that exclude each other; a mixed dataset that is missing, unfinished,
+            of other classes, or without the label set that the settings name.
     """
     names = class_names(config.real)
-    config.loss.check(LOSSES, "loss")
-    config.method.check(METHODS, "method")
-    config.model.check(MODELS, "model")
-    if isinstance(config.head, MaCCalConfig):
-        config.head.loss.check(LOSSES, "head.loss")
     if config.head is not None and config.method.name in METHODS_WITHOUT_HEAD:
         remedy = "changes the classifier itself; leave the head out, or choose another method"
         raise InputError("method.name", config.method.name, remedy)
@@ -60,7 +49,6 @@ def check_settings(config: TrainConfig) -> None:
     _check_views(config)
     check_evaluation(config.evaluation, names, image_size=config.real.image_size)
     if config.mixed is not None:
-        look_up(MIXED_LOSSES, config.mixed.loss, field="mixed.loss")
         _check_mixed(config.mixed, names)
 
 
@@ -74,16 +62,14 @@ def check_modules(config: TrainConfig) -> None:
     import torch
 
     from semix.calib.heads import build_head
-    from semix.calib.methods import build_method
-    from semix.calib.models import build_model
     from semix.calib.network import apply_batch_norm_policy
 
     num_classes = len(class_names(config.real))
     with torch.device("meta"):  # shapes only: even a large model costs nothing
         _check_losses(config, num_classes)
-        model = build_model(config.model.name, num_classes, **config.model.params)
+        model = config.model.build(num_classes)
         _check_image_size(config, model.image_size)
-        method = build_method(config.method.name, num_classes, **config.method.params)
+        method = config.method.build(num_classes)
         method.adapt(model)
         if config.mixed is not None:
             apply_batch_norm_policy(model, config.mixed.batch_norm)
@@ -159,7 +145,7 @@ def _check_losses(config: TrainConfig, num_classes: int) -> None:
         losses["head."] = config.head.loss
     for prefix, loss in losses.items():
         try:
-            build_training_loss(loss.name, num_classes, num_samples=1, params=loss.params)
+            build_training_loss(loss, num_classes, num_samples=1)
         except InputError as error:
             raise InputError(f"{prefix}{error.field}", error.value, error.remedy) from None
 

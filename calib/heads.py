@@ -2,18 +2,13 @@
 
 import math
 from itertools import pairwise
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from semix.calib.config import HeadConfig, MaCCalConfig
-from semix.calib.parameters import require_one_of, require_range
-from semix.data.errors import InputError
-
-MASK_MODES = ("reset", "preserve")
-INFERENCE = ("last", "expected", "dense")
+from semix.calib.config import HeadConfig, MaCCalConfig, TSTConfig
 
 
 class MaskedBottleneckHead(nn.Module):
@@ -29,18 +24,14 @@ class MaskedBottleneckHead(nn.Module):
 
     Biases are never masked. In eval mode the head is deterministic and uses no generator.
 
+    `mask_mode: reset` sets masked weights to 0 for good when an epoch starts; `preserve` keeps
+    their values for later epochs, whose masks may keep them. `inference` chooses the weights in
+    eval mode: those that the last mask keeps (`last`), all, multiplied by p (`expected`), or all,
+    not multiplied (`dense`); calibration is then worse than without a head.
+
     Args:
         in_features: D.
         num_classes: K.
-        hidden: width of the hidden layer; None: max(2K, D/4).
-        mask_mode: "reset" sets masked weights to 0 for good when an epoch starts; "preserve" keeps
-            their values for later epochs, whose masks may keep them.
-        inference: the weights in eval mode. "last": those that the last mask keeps. "expected":
-            all, multiplied by p. "dense": all, not multiplied; calibration is then worse than
-            without a head.
-        allow_unscaled: allow "dense".
-    Raises:
-        InputError: a size below 1, an unknown mode, or an inference that the mask mode excludes.
 
     Source: MaC-Cal (arXiv 2508.09116), eqs. (8)-(11). The paper does not say whether masked weights
     keep their values; "reset" agrees with its ablation.
@@ -50,23 +41,10 @@ class MaskedBottleneckHead(nn.Module):
     mask2: Tensor  # bool [K, H]
     retention: Tensor  # float32 scalar, the p with which the masks were drawn
 
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        hidden: int | None = None,
-        mask_mode: Literal["reset", "preserve"] = "reset",
-        inference: Literal["last", "expected", "dense"] = "last",
-        allow_unscaled: bool = False,
-    ) -> None:
+    def __init__(self, in_features: int, num_classes: int, settings: MaCCalConfig) -> None:
         super().__init__()
-        if hidden is None:
-            hidden = max(2 * num_classes, in_features // 4)
-        remedy = "give a whole number of at least 1"
-        require_range("head.hidden", hidden, low=1, remedy=remedy, whole=True)
-        _check_modes(mask_mode, inference, allow_unscaled=allow_unscaled)
-        self.mask_mode, self.inference = mask_mode, inference
+        hidden = settings.hidden or max(2 * num_classes, in_features // 4)
+        self.mask_mode, self.inference = settings.mask_mode, settings.inference
         self.layer1 = _initialised_layer(in_features, hidden, nonlinearity="relu")
         self.layer2 = _initialised_layer(hidden, num_classes, nonlinearity="linear")
         self.register_buffer("mask1", torch.ones(hidden, in_features, dtype=torch.bool))
@@ -135,20 +113,6 @@ def _initialised_layer(
     return layer
 
 
-def _check_modes(mask_mode: str, inference: str, *, allow_unscaled: bool) -> None:
-    require_one_of("head.mask_mode", mask_mode, MASK_MODES)
-    require_one_of("head.inference", inference, INFERENCE)
-    if mask_mode == "reset" and inference != "last":
-        remedy = "reset weights are already sparse; use last, or mask_mode preserve"
-        raise InputError("head.inference", inference, remedy)
-    if inference == "dense" and not allow_unscaled:
-        remedy = (
-            "weights trained under a mask and used without it are worse calibrated than no head;"
-            " use last or expected, or set head.allow_unscaled for a comparison"
-        )
-        raise InputError("head.inference", inference, remedy)
-
-
 ACCURACY_GUARD = 0.05  # p must not fall if accuracy is further below that of stage one
 CHANCE_MARGIN = 0.1  # fraction of stage one's gain over chance that still counts as chance
 CHANCE_EPOCHS = 3  # consecutive epochs at chance after which a head is at chance
@@ -179,58 +143,33 @@ class SparsityController:
     towards it for several epochs, p rises by delta_max.
 
     Args:
-        epochs: E, the number of epochs of the head's training.
+        settings: `epochs` is E; gamma is the factor by which the target of confidence is below the
+            training accuracy, which is optimistic.
         base_accuracy: accuracy of stage one on the training set, in [0, 1].
         chance: accuracy of a random guess, 1 / K.
-        p_start: p of the first epoch, in [p_min, 1].
-        p_min: least p, in (0, 1]; with too small a p the head learns nothing.
-        gamma: factor in (0, 1] by which the target of confidence is below the training accuracy,
-            which is optimistic; choose 0.7, 0.8, 0.9 or 0.95 on validation data.
-        delta_max, delta_min: largest change of p after the first epoch, and at the end.
         seed: of `generator`, with which the head draws its masks.
     Raises:
-        InputError: a value is out of range.
+        ValueError: base_accuracy lies outside [0, 1].
 
     Source: MaC-Cal (arXiv 2508.09116), eqs. (12), (13), reconstructed from its text; p_start,
     p_min, both deltas, ACCURACY_GUARD and the rise from chance are our additions.
     """
 
     def __init__(
-        self,
-        *,
-        epochs: int,
-        base_accuracy: float,
-        chance: float,
-        p_start: float = 0.5,
-        p_min: float = 0.1,
-        gamma: float = 0.9,
-        delta_max: float = 0.1,
-        delta_min: float = 0.001,
-        seed: int = 0,
+        self, settings: MaCCalConfig, *, base_accuracy: float, chance: float, seed: int = 0
     ) -> None:
-        require_range("head.epochs", epochs, low=1, remedy="give at least 1", whole=True)
-        require_range(
-            "base_accuracy", base_accuracy, low=0, high=1, remedy="give a fraction in [0, 1]"
-        )
-        require_range("head.p_min", p_min, low=1e-6, high=1, remedy="must lie in (0, 1]")
-        require_range(
-            "head.p_start", p_start, low=p_min, high=1, remedy=f"must lie in [{p_min}, 1]"
-        )
-        require_range("head.gamma", gamma, low=1e-6, high=1, remedy="must lie in (0, 1]")
-        require_range("head.delta_max", delta_max, low=1e-6, high=1, remedy="must lie in (0, 1]")
-        remedy = f"must lie in (0, {delta_max}], the range up to delta_max"
-        require_range("head.delta_min", delta_min, low=1e-9, high=delta_max, remedy=remedy)
-        self.epochs, self.base_accuracy, self.chance = epochs, base_accuracy, chance
-        self.p_min, self.gamma = p_min, gamma
-        self.delta_max, self.delta_min = delta_max, delta_min
-        self.p = p_start
+        if not 0 <= base_accuracy <= 1:
+            raise ValueError(f"base_accuracy = {base_accuracy}: give a fraction in [0, 1]")
+        self.settings, self.base_accuracy, self.chance = settings, base_accuracy, chance
+        self.p = settings.p_start
         self.epoch = 0  # number of epochs done
         self.history: list[dict[str, float]] = []
         self.generator = torch.Generator().manual_seed(seed)
 
     def delta(self, epoch: int) -> float:
         """Largest change of p after this epoch, counted from 0. Eq. (13)."""
-        return self.delta_max * math.pow(self.delta_min / self.delta_max, epoch / self.epochs)
+        ratio = self.settings.delta_min / self.settings.delta_max
+        return self.settings.delta_max * math.pow(ratio, epoch / self.settings.epochs)
 
     def end_epoch(self, *, accuracy: float, confidence: float) -> float:
         """Record an epoch and return p for the next one. Eq. (12).
@@ -243,8 +182,8 @@ class SparsityController:
         for name, value in (("accuracy", accuracy), ("confidence", confidence)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} = {value}: give a fraction in [0, 1]")
-        if self.epoch >= self.epochs:
-            raise ValueError(f"epoch = {self.epoch}: all {self.epochs} epochs are done")
+        if self.epoch >= self.settings.epochs:
+            raise ValueError(f"epoch = {self.epoch}: all {self.settings.epochs} epochs are done")
         delta = self.delta(self.epoch)
         self.history.append(
             {
@@ -255,12 +194,12 @@ class SparsityController:
                 "confidence": confidence,
             }
         )
-        change = min(max(self.gamma * accuracy - confidence, -delta), delta)
+        change = min(max(self.settings.gamma * accuracy - confidence, -delta), delta)
         if accuracy < self.base_accuracy - ACCURACY_GUARD:
             change = max(change, 0.0)
         if self.at_chance() or self._is_falling_to_chance():
-            change = self.delta_max
-        self.p = min(max(self.p + change, self.p_min), 1.0)
+            change = self.settings.delta_max
+        self.p = min(max(self.p + change, self.settings.p_min), 1.0)
         self.epoch += 1
         return self.p
 
@@ -307,17 +246,15 @@ class TSTHead(nn.Module):
     Args:
         in_features: D.
         num_classes: K.
-        latent: Z.
-    Raises:
-        InputError: the latent width is below 1.
+        settings: `latent` is Z.
 
     Source: Jordahn and Olmos 2024 (arXiv 2405.01196), two-stage training, and its code.
     """
 
-    def __init__(self, in_features: int, num_classes: int, *, latent: int = 10) -> None:
+    def __init__(self, in_features: int, num_classes: int, settings: TSTConfig) -> None:
         super().__init__()
-        self.encoder = build_encoder(in_features, latent)
-        self.classifier = nn.Linear(latent, num_classes)
+        self.encoder = build_encoder(in_features, settings.latent)
+        self.classifier = nn.Linear(settings.latent, num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.encoder(features))
@@ -326,8 +263,6 @@ class TSTHead(nn.Module):
 
 def build_encoder(in_features: int, latent: int) -> nn.Sequential:
     """A network from features [N, D] to latents [N, Z], with one hidden layer."""
-    remedy = "give a whole number of at least 1"
-    require_range("head.latent", latent, low=1, remedy=remedy, whole=True)
     hidden = HIDDEN_FACTOR * latent
     return nn.Sequential(nn.Linear(in_features, hidden), nn.ReLU(), nn.Linear(hidden, latent))
 
@@ -344,22 +279,16 @@ class VTSTHead(nn.Module):
     Args:
         in_features: D.
         num_classes: K.
-        latent: Z.
-        samples: number of draws per prediction.
-    Raises:
-        InputError: the latent width or the number of draws is below 1.
+        settings: `latent` is Z; `samples` is the number of draws per prediction.
 
     Source: Jordahn and Olmos 2024 (arXiv 2405.01196), variational two-stage training.
     """
 
     noise: Tensor  # [S, 1, Z] float32, standard normal
 
-    def __init__(
-        self, in_features: int, num_classes: int, *, latent: int = 10, samples: int = 10
-    ) -> None:
+    def __init__(self, in_features: int, num_classes: int, settings: TSTConfig) -> None:
         super().__init__()
-        remedy = "give a whole number of at least 1"
-        require_range("head.samples", samples, low=1, remedy=remedy, whole=True)
+        latent, samples = settings.latent, settings.samples
         self.mean = build_encoder(in_features, latent)
         self.log_variance = build_encoder(in_features, latent)
         self.classifier = nn.Linear(latent, num_classes)
@@ -388,25 +317,9 @@ def kl_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
     return terms.mean() / 2
 
 
-def build_head(config: HeadConfig, in_features: int, num_classes: int) -> nn.Module:
-    """Build an untrained head. Raises InputError for a value out of range."""
-    if config.method == "mac_cal":
-        chance = 1 / num_classes
-        SparsityController(base_accuracy=1.0, chance=chance, **controller_params(config))  # checks
-        return MaskedBottleneckHead(
-            in_features,
-            num_classes,
-            hidden=config.hidden,
-            mask_mode=config.mask_mode,
-            inference=config.inference,
-            allow_unscaled=config.allow_unscaled,
-        )
-    if config.method == "tst":
-        return TSTHead(in_features, num_classes, latent=config.latent)
-    return VTSTHead(in_features, num_classes, latent=config.latent, samples=config.samples)
-
-
-def controller_params(config: MaCCalConfig) -> dict[str, Any]:
-    """The settings that are arguments of `SparsityController`."""
-    names = {"epochs", "p_start", "p_min", "gamma", "delta_max", "delta_min"}
-    return config.model_dump(include=names)
+def build_head(settings: HeadConfig, in_features: int, num_classes: int) -> nn.Module:
+    """Build an untrained head."""
+    if isinstance(settings, MaCCalConfig):
+        return MaskedBottleneckHead(in_features, num_classes, settings)
+    kind = TSTHead if settings.method == "tst" else VTSTHead
+    return kind(in_features, num_classes, settings)

@@ -16,11 +16,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from semix.calib.batches import Normalise
 from semix.calib.checkpoint import load_exactly
-from semix.calib.config import ComponentConfig, TrainConfig
+from semix.calib.config import TrainConfig
+from semix.calib.config.model import TimmConfig
 from semix.calib.heads import build_head
 from semix.calib.losses.base import Outputs
-from semix.calib.methods import Method, build_method
-from semix.calib.models import build_model
+from semix.calib.methods import Method
+from semix.calib.models.base import ImageClassifier
 from semix.calib.real_data import TrainingData, TrainingSplit
 from semix.calib.run_folder import (
     CONFIG,
@@ -50,9 +51,9 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.normalise = Normalise()
-        self.backbone = build_model(config.model.name, num_classes, **config.model.params)
+        self.backbone: ImageClassifier = config.model.build(num_classes)
         if method is None:
-            method = build_method(config.method.name, num_classes, **config.method.params)
+            method = config.method.build(num_classes)
         method.adapt(self.backbone)
         if config.mixed is not None:
             apply_batch_norm_policy(self.backbone, config.mixed.batch_norm)
@@ -136,9 +137,10 @@ def _load(run: Path, seed: int, *, with_head: bool) -> tuple[Network, nn.Module 
 
 def _drop_pretrained_weights(config: TrainConfig) -> TrainConfig:
     """Remove the file of pretrained weights, which may be missing and is not needed any more."""
-    values = config.model.model_dump()
-    values.pop("weights", None)
-    return config.model_copy(update={"model": ComponentConfig.model_validate(values)})
+    if not isinstance(config.model, TimmConfig):
+        return config
+    model = config.model.model_copy(update={"weights": None})
+    return config.model_copy(update={"model": model})
 
 
 def _require_file(path: Path) -> Path:

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from semix.calib.config import MixedConfig, TrainConfig
+from semix.calib.config.model import TimmConfig
 from semix.calib.processes import broadcast_from_main
 from semix.calib.real_images import (
     DECODE_CHUNK,
@@ -140,7 +141,7 @@ def open_data(
     mixed = (
         None if config.mixed is None else _open_mixed(config.mixed, real, pinned_index, side=side)
     )
-    path = config.model.params.get("weights")
+    path = config.model.weights if isinstance(config.model, TimmConfig) else None
     if path is not None and weights_digest is None:
         weights_digest = file_digest(Path(path))
     data = TrainingData(

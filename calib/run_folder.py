@@ -12,11 +12,11 @@ from typing_extensions import TypedDict  # pydantic reads no other before Python
 
 from semix.calib.config import (
     NON_IDENTITY_SETTINGS,
-    SMALL_STEM,
     EvaluationConfig,
     SettingNames,
     TrainConfig,
 )
+from semix.calib.config.model import SMALL_STEM
 from semix.calib.stopping import Interrupted, ShouldStop, never
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json

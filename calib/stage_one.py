@@ -24,7 +24,7 @@ from semix.calib.loop import (
     set_learning_rate,
 )
 from semix.calib.losses import build_training_loss
-from semix.calib.methods import build_method
+from semix.calib.methods import Method
 from semix.calib.network import Network, SplitOutputs, WeightAverage
 from semix.calib.processes import average_buffers
 from semix.calib.real_data import TrainingData
@@ -52,15 +52,12 @@ class BaseStage:
         torch.manual_seed(derived_seed(seed, "weights"))
         # The method is built first because it adapts the network. Building the method draws no
         # random numbers, so the seed still determines the weights.
-        self.method = build_method(config.method.name, data.num_classes, **config.method.params)
+        self.method: Method = config.method.build(data.num_classes)
         network = Network(config, data.num_classes, method=self.method)
         network.normalise.fit(data.train_histogram)
         self.network = network.to(accelerator.device).to(memory_format=torch.channels_last)
         self.loss = build_training_loss(
-            config.loss.name,
-            data.num_classes,
-            num_samples=len(data.train_targets),
-            params=config.loss.params,
+            config.loss, data.num_classes, num_samples=len(data.train_targets)
         )
         for module in (self.method, self.loss):
             module.to(accelerator.device)

@@ -17,6 +17,7 @@ from semix.calib.checkpoint import (
     sum_in_first_process,
 )
 from semix.calib.config import HeadConfig, TrainConfig
+from semix.calib.config.loss import CrossEntropyConfig
 from semix.calib.epoch_lines import SILENT, EpochLines
 from semix.calib.features import (
     FeatureViews,
@@ -32,7 +33,6 @@ from semix.calib.heads import (
     SparsityController,
     VTSTHead,
     build_head,
-    controller_params,
     kl_divergence,
 )
 from semix.calib.loop import (
@@ -205,16 +205,14 @@ def build_objective(
     if config.method == "mac_cal":
         assert isinstance(head, MaskedBottleneckHead)
         controller = SparsityController(
+            config,
             base_accuracy=base_accuracy(),
             chance=1 / num_classes,
             seed=derived_seed(seed, "masks"),
-            **controller_params(config),
         )
-        loss = build_training_loss(
-            config.loss.name, num_classes, num_samples=num_samples, params=config.loss.params
-        )
+        loss = build_training_loss(config.loss, num_classes, num_samples=num_samples)
         return MaskedObjective(head, loss, controller=controller, extra_pass=config.extra_pass)
-    loss = CrossEntropy(num_classes)
+    loss = CrossEntropy(num_classes, CrossEntropyConfig())
     if isinstance(head, VTSTHead):
         return VariationalObjective(head, loss)
     return Objective(head, loss)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from semix.calib.metrics.measures import expected_error
 from semix.calib.metrics.one_pass import equal_width, validated_float64
-from semix.calib.parameters import require_one_of
+from semix.data.errors import InputError, choices
 
 # If every prediction is correct, the NLL has no minimum, as it falls with T down to 0; if every
 # prediction is wrong, it falls as T grows. Networks have temperatures between about 0.5 and 5.
@@ -44,7 +44,8 @@ def fit_temperature(
 
     Source: Guo et al. 2017, section 4.2.
     """
-    require_one_of("criterion", criterion, ("nll", "ece"))
+    if criterion not in ("nll", "ece"):
+        raise InputError("criterion", criterion, choices(criterion, ("nll", "ece")))
     logits, targets = validated_float64(logits, targets)
     if criterion == "ece":
         return _ece_temperature(logits, targets)

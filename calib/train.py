@@ -20,7 +20,6 @@ from semix.calib.features import check_memory
 from semix.calib.loop import CHECKPOINT, Diverged, Trainer, TrainingStage
 from semix.calib.models.complexity import complexity
 from semix.calib.network import load_classifier
-from semix.calib.parameters import require_one_of
 from semix.calib.processes import (
     broadcast_from_main,
     leave_group,
@@ -55,7 +54,7 @@ from semix.calib.stopping import (
 )
 from semix.calib.trackers import Tracking
 from semix.data.device import resolve_device
-from semix.data.errors import InputError
+from semix.data.errors import InputError, choices
 from semix.data.files import require_own_files, write_json
 from semix.data.lineage import read_shards
 from semix.data.pinned import PinnedRoot
@@ -93,7 +92,8 @@ def train_run(
     config = load_settings(TrainConfig, run / CONFIG)
     check_config(config)
     for seed in only:
-        require_one_of("--seeds", str(seed), [str(each) for each in config.seeds])
+        if seed not in config.seeds:
+            raise InputError("--seeds", seed, choices(str(seed), map(str, config.seeds)))
     require_trackers(config.trackers)
     accelerator = make_accelerator(config, run, device=device)
     check_shares(config, accelerator.num_processes)

@@ -4,10 +4,10 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from semix.data.errors import NOT_SHOWN, InputError, choices
@@ -32,6 +32,23 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=Settings)
+
+
+def one_of(kinds: Mapping[str, type[Settings]], *, key: str = "name", default: str = "") -> Any:
+    """A type for a section that is one of several kinds of settings.
+
+    Args:
+        kinds: by the value of the setting `key` that chooses them.
+        default: the kind of a section without that setting; "" requires it.
+    """
+
+    def kind_of(section: Any) -> str | None:
+        given = section.get(key) if isinstance(section, dict) else getattr(section, key, None)
+        return str(given) if given is not None else default or None
+
+    kind_of.__name__ = key  # pydantic's errors have this name
+    members = tuple(Annotated[kind, Tag(name)] for name, kind in kinds.items())
+    return Annotated[Union[members], Discriminator(kind_of)]  # noqa: UP007
 
 
 def load_settings(
@@ -119,7 +136,10 @@ def _mistake(kind: type[Settings], detail: ErrorDetails, values: Mapping[str, An
         return InputError(missing, "nothing", "this setting is required")
     if detail["type"] == "union_tag_invalid":
         return _unknown_kind(keys, detail["ctx"])
-    if detail["type"] == "model_type":
+    if detail["type"] == "union_tag_not_found" and isinstance(value, Mapping):
+        field = _discriminator(detail["ctx"])
+        return InputError(".".join([*keys, field]), "nothing", "this setting is required")
+    if detail["type"] in ("model_type", "union_tag_not_found"):
         return InputError(path, repr(value), "must hold `key: value` settings")
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "literal_error" and isinstance(value, str):
@@ -150,42 +170,41 @@ def _unknown(kind: type[Settings], keys: Sequence[str], *, known: Sequence[str])
 
 
 def _same_name_elsewhere(kind: type[BaseModel], keys: Sequence[str]) -> list[str]:
-    """Dotted paths of settings of the same name in other sections: settings before parameters.
+    """Dotted paths of settings of the same name in other sections.
 
-    Of each kind, the shortest paths come first.
+    Settings of a section that is one of several kinds come last; of each, the shortest come first.
     """
-    known = sorted(_paths(kind, parameters=False), key=_depth)
-    known += sorted(_paths(kind, parameters=True), key=_depth)
-    paths = [path for path in dict.fromkeys(known) if path.split(".")[-1] == keys[-1]]
+    known = sorted(_paths(kind), key=lambda item: (item[0], item[1].count(".")))
+    paths = [path for _, path in known if path.split(".")[-1] == keys[-1]]
     if ".".join(keys) in paths:  # it exists here, but another setting of this section excludes it
         return []
-    return paths[:MAX_SUGGESTIONS]
+    return list(dict.fromkeys(paths))[:MAX_SUGGESTIONS]
 
 
-def _depth(path: str) -> int:
-    return path.count(".")
-
-
-def _paths(kind: type[BaseModel], *, parameters: bool) -> Iterator[str]:
+def _paths(kind: type[BaseModel], *, depends: bool = False) -> Iterator[tuple[bool, str]]:
     """Dotted paths of all settings, except in lists and below keys that the user chooses.
 
-    Args:
-        parameters: yield only the parameters of losses, models and the like; else the other ones.
+    With each comes whether it depends on the kind of its section.
     """
     for name, field in kind.model_fields.items():
-        extra: Any = field.json_schema_extra or {}
-        params = [param for names in extra.get("parts", {}).values() for param in names]
-        yield from (f"{name}.{param}" for param in params) if parameters else (name,)
-        for inner in _models(field.annotation, single=True).values():
-            yield from (f"{name}.{path}" for path in _paths(inner, parameters=parameters))
+        yield depends, name
+        inner = _models(field.annotation, single=True).values()
+        for model in inner:
+            for each, path in _paths(model, depends=depends or len(inner) > 1):
+                yield each, f"{name}.{path}"
 
 
 def _unknown_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:
     """The error for an unknown value of the field that chooses among kinds of settings."""
-    # The discriminator is the field in quotes, or a function named after the field that it reads.
-    field = context["discriminator"].strip("'").removesuffix("()")
     known = context["expected_tags"].replace("'", "").split(", ")
-    return InputError(".".join([*keys, field]), context["tag"], choices(context["tag"], known))
+    path = ".".join([*keys, _discriminator(context)])
+    return InputError(path, context["tag"], choices(context["tag"], known))
+
+
+def _discriminator(context: Mapping[str, Any]) -> str:
+    """The field that chooses among kinds of settings, from the context of an error."""
+    # It stands in quotes, or is a function named after the field.
+    return str(context["discriminator"]).strip("'").removesuffix("()")
 
 
 def _known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:

@@ -11,6 +11,8 @@ from semix.data.store.location import printable_url
 
 S = TypeVar("S", bound=Settings)
 Schema = Mapping[str, Any]
+Kinds = Mapping[str, Sequence[str]]  # by the setting that chooses a section's kind: its values
+CHOOSERS = ("method", "name")  # settings that choose the kind of their section
 
 NAMES = {"build": "a build config", "train": "a training config", "study": "a study config"}
 TYPES = {
@@ -75,13 +77,20 @@ def reference(command: str, key: str = "") -> list[dict[str, Any]]:
     """Every setting of a command's config, in order: key, type, default, limits, description.
 
     Args:
-        key: restrict the list to this section or setting.
+        key: restrict the list to this section or setting, or of a section that is one of several
+            kinds to one of these, as in `loss.fedlas_ls`.
     Raises:
         InputError: no setting has this key.
     """
     schema = models()[command].model_json_schema()
     rows = list(_rows(schema, schema.get("$defs", {})))
     selected = [row for row in rows if f"{row['key']}.".startswith(f"{key}.") or not key]
+    selected = selected or [
+        row
+        for row in rows
+        for chooser, names in row["kinds"].items()
+        if key in [f"{chooser.rpartition('.')[0]}.{name}" for name in names]
+    ]
     if not selected:
         keys = list(dict.fromkeys(row["key"] for row in rows))
         closest = difflib.get_close_matches(key, keys, n=1)
@@ -92,40 +101,63 @@ def reference(command: str, key: str = "") -> list[dict[str, Any]]:
 
 
 def _rows(
-    schema: Schema, sections: Mapping[str, Schema], prefix: str = "", conditions: Sequence[str] = ()
+    schema: Schema, sections: Mapping[str, Schema], prefix: str = "", kinds: Kinds | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a model and its nested models; keys begin with `prefix`, limits with `conditions`."""
+    """Rows of a model and its nested models.
+
+    Args:
+        prefix: of every key.
+        kinds: those that the model belongs to, of sections around it that are one of several.
+    """
+    kinds = kinds or {}
     for name, field in schema["properties"].items():
-        key, nested = f"{prefix}{name}", [sections[ref] for ref in _sections_in(field)]
+        key, refs = f"{prefix}{name}", dict.fromkeys(_sections_in(field))
+        nested = [sections[ref] for ref in refs]
         text = field.get("description") or next((s.get("description", "") for s in nested), "")
         yield {
             "key": key,
             "type": _type(field),
             "required": name in schema.get("required", ()),
             "default": field.get("default"),
-            "limits": [*conditions, *_limits(field)],
+            "kinds": kinds,
+            "limits": [*_conditions(kinds), *_limits(field)],
             "description": " ".join(text.split()),
         }
-        if "parts" in field:
-            yield from _component_rows(key, field, conditions)
-            continue
-        nested_prefix = f"{key}.{'NAME.' if 'additionalProperties' in field else ''}"
-        for section in nested:
-            method = section["properties"].get("method", {}) if len(nested) > 1 else {}
-            methods = method.get("enum") or ([method["const"]] if "const" in method else [])
-            condition = [f"where {key}.method is {' or '.join(methods)}"] if methods else []
-            yield from _rows(section, sections, nested_prefix, [*conditions, *condition])
+        if len(nested) > 1:
+            yield from _rows_of_kinds(key, nested, sections, kinds)
+        elif nested:
+            nested_prefix = f"{key}.{'NAME.' if 'additionalProperties' in field else ''}"
+            yield from _rows(nested[0], sections, nested_prefix, kinds)
 
 
-def _component_rows(key: str, field: Schema, conditions: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Rows of a component that is selected by name, as a loss, and of each one's parameters."""
-    components, default = field["parts"], field.get("default", {}).get("name")
-    row = {"required": False, "default": None, "limits": [*conditions], "description": ""}
-    name_row = {"required": default is None, "default": default}
-    yield row | {"key": f"{key}.name", "type": f"one of {', '.join(components)}"} | name_row
-    for name in dict.fromkeys(name for parameters in components.values() for name in parameters):
-        owners = ", ".join(kind for kind, parameters in components.items() if name in parameters)
-        yield row | {"key": f"{key}.{name}", "type": f"parameter of {owners}"}
+def _rows_of_kinds(
+    key: str, nested: Sequence[Schema], sections: Mapping[str, Schema], kinds: Kinds
+) -> Iterator[dict[str, Any]]:
+    """Rows of a section that is one of several kinds, one kind after the other."""
+    for section in nested:
+        # The setting that chooses the kind takes other values in each of them.
+        chooser = next(name for name in CHOOSERS if name in section["properties"])
+        field = section["properties"][chooser]
+        names = field.get("enum") or [field["const"]]
+        rest = {name: each for name, each in section["properties"].items() if name != chooser}
+        of_kind = {**kinds, f"{key}.{chooser}": names}
+        yield {
+            "key": f"{key}.{chooser}",
+            "type": _type(field),
+            "required": chooser in section.get("required", ()),
+            "default": None,
+            "kinds": of_kind,
+            "limits": _conditions(kinds),
+            "description": " ".join(section.get("description", "").split()),
+        }
+        yield from _rows({**section, "properties": rest}, sections, f"{key}.", of_kind)
+
+
+def _conditions(kinds: Kinds) -> list[str]:
+    return [
+        f"where {key} is {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}"
+        for key, names in kinds.items()
+    ]
 
 
 def _sections_in(field: Schema) -> list[str]:

@@ -120,7 +120,7 @@ MISTAKES = {
     "train {ce} --out {run} --set loss.name=cee": "loss.name = cee: did you mean ce? ",
     "train {ce} --out {run} --set loss.name=focal --set loss.gama=3": "loss.gama = 3: unkn",
     "train {ce} --out {run} --set model.name=resnet": "model.name = resnet: did you mean resnet8?",
-    "train {ce} --out {run} --set model.widht=2": "model.widht = 2: unknown parameter; choose",
+    "train {ce} --out {run} --set model.widht=2": "model.widht: unknown setting",
     "train {ce} --out {run} --set method.name=mixin": "method.name = mixin: choose one of plain",
     "train {ce} --out {run} --set head.loss.name=cee": "head.loss.name = cee: did you mean ce? ",
     "train {ce} --out {run} --set mixed.url={run}": "mixed.url = {run}: there is no such folder",

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
+from semix.calib.config.loss import BrierConfig, CrossEntropyConfig
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -156,7 +158,7 @@ def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
 class CrossEntropy(BatchLoss):
     """The mean over the batch of -log p_y."""
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, settings: CrossEntropyConfig) -> None:
         super().__init__()
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -169,7 +171,7 @@ class Brier(PointwiseLoss):
     Source: Brier 1950; as a training loss in Mukhoti et al. 2020, whose code agrees.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, settings: BrierConfig) -> None:
         super().__init__()
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,23 +1,21 @@
 """FeDLaS: labels smoothed by how far features lie from their class."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
+from semix.calib.config.loss import (
+    FeDLaSConfig,
+    FeDLaSLabelSmoothingConfig,
+    FeDLaSMarginSmoothingConfig,
+)
 from semix.calib.losses.base import RealLoss, batch_statistics, sum_over_processes
 from semix.calib.losses.smoothing import (
     blended_cross_entropy,
-    check_margin,
     excess_over_margin,
     uniform_cross_entropy,
 )
-from semix.calib.parameters import require_one_of, require_range
 
 EPS = 1e-3  # added to the deviation, as in the official code
-
-NormStart = Literal["fixed", "first_batch"]
-Variant = Literal["code", "paper"]
 
 
 class FeDLaS(RealLoss):
@@ -28,17 +26,13 @@ class FeDLaS(RealLoss):
     learns through a. The gate is in the model's optimiser, outside gradient clipping.
     The losses of the family differ in the penalty.
 
+    At beta 4 a nearly switches from 0 to 2 strength; with strength at most 0.5 it stays below 1.
+    `momentum` is the weight of the *new* batch in the running statistics: 1 forgets all former
+    batches. `variant: paper` swaps the gate's two outputs, with psi = -1 on a tie; `code` has
+    psi = 0 on a tie.
+
     Args:
-        strength: a at psi gamma = 0; at most 0.5, so that a stays below 1.
-        beta: slope of a over psi gamma, 0 or more; at 4 it nearly switches from 0 to 2 strength.
-        momentum: weight of the *new* batch in the running statistics, in (0, 1]: 1 forgets all
-            former batches.
-        norm_start: "fixed" starts the statistics at mean 20, deviation 100; "first_batch" at
-            those of the first batch.
-        variant: "paper" swaps the gate's two outputs, with psi = -1 on a tie; "code" has psi = 0
-            on a tie.
-    Raises:
-        InputError: a value out of range.
+        strength: a at psi gamma = 0.
 
     Source: FeDLaS and its official code, losses/fedlas.py; where they differ, `variant`.
     """
@@ -47,23 +41,10 @@ class FeDLaS(RealLoss):
     norm_std: Tensor  # [1] float32
     norm_batches: Tensor  # [1] int64, batches that entered norm_mean and norm_std
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        strength: float,
-        beta: float,
-        momentum: float,
-        norm_start: NormStart,
-        variant: Variant,
-    ) -> None:
+    def __init__(self, num_classes: int, settings: FeDLaSConfig, *, strength: float) -> None:
         super().__init__()
-        require_range("loss.beta", beta, low=0, high=1e6, remedy="must be 0 or more")
-        require_range("loss.momentum", momentum, low=1e-6, high=1, remedy="must lie in (0, 1]")
-        require_one_of("loss.norm_start", norm_start, ("fixed", "first_batch"))
-        require_one_of("loss.variant", variant, ("code", "paper"))
-        self.strength, self.beta, self.momentum = strength, beta, momentum
-        self.norm_start, self.variant = norm_start, variant
+        self.strength, self.beta, self.momentum = strength, settings.beta, settings.momentum
+        self.norm_start, self.variant = settings.norm_start, settings.variant
         hidden = max(2, num_classes // 2)  # half of two or three classes would be a single unit
         self.gate = nn.Sequential(
             nn.Linear(num_classes, hidden), nn.LeakyReLU(0.01), nn.Linear(hidden, 2)
@@ -149,33 +130,10 @@ class FeDLaSLabelSmoothing(FeDLaS):
     """FeDLaS-LS: the penalty is cross-entropy against the uniform distribution.
 
     With beta = 0 it is label smoothing.
-
-    Args:
-        smoothing: base strength, in [0, 0.5]; 0.05 is usual, 0.1 for CIFAR-100.
-        beta, momentum, norm_start, variant: see `FeDLaS`.
-    Raises:
-        InputError: a value out of range.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        smoothing: float = 0.05,
-        beta: float = 4.0,
-        momentum: float = 0.95,
-        norm_start: NormStart = "fixed",
-        variant: Variant = "code",
-    ) -> None:
-        require_range("loss.smoothing", smoothing, low=0, high=0.5, remedy="must lie in [0, 0.5]")
-        super().__init__(
-            num_classes,
-            strength=smoothing,
-            beta=beta,
-            momentum=momentum,
-            norm_start=norm_start,
-            variant=variant,
-        )
+    def __init__(self, num_classes: int, settings: FeDLaSLabelSmoothingConfig) -> None:
+        super().__init__(num_classes, settings, strength=settings.smoothing)
 
     def penalty(self, logits: Tensor) -> Tensor:
         return uniform_cross_entropy(logits)
@@ -186,38 +144,12 @@ class FeDLaSMarginSmoothing(FeDLaS):
 
     With beta = 0 it is (1 - weight) cross-entropy + weight penalty, which is not MbLS.
 
-    Args:
-        weight: base strength, in [0, 0.5]; 0.1 for CIFAR, 0.05 for Tiny-ImageNet.
-        margin: m, at least 0; 6 for CIFAR, 10 for Tiny-ImageNet.
-        beta: 0.5, or 1 for CIFAR-100.
-        momentum, norm_start: see `FeDLaS`.
-        variant: also of the penalty: "code" takes its mean over classes, "paper" the sum.
-    Raises:
-        InputError: a value out of range.
+    `variant: code` takes the mean of the penalty over classes, `paper` the sum.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        weight: float = 0.1,
-        margin: float = 6.0,
-        beta: float = 0.5,
-        momentum: float = 0.95,
-        norm_start: NormStart = "fixed",
-        variant: Variant = "code",
-    ) -> None:
-        require_range("loss.weight", weight, low=0, high=0.5, remedy="must lie in [0, 0.5]")
-        check_margin(margin)
-        super().__init__(
-            num_classes,
-            strength=weight,
-            beta=beta,
-            momentum=momentum,
-            norm_start=norm_start,
-            variant=variant,
-        )
-        self.margin = margin
+    def __init__(self, num_classes: int, settings: FeDLaSMarginSmoothingConfig) -> None:
+        super().__init__(num_classes, settings, strength=settings.weight)
+        self.margin = settings.margin
 
     def penalty(self, logits: Tensor) -> Tensor:
         excess = excess_over_margin(logits, self.margin)

@@ -4,32 +4,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semix.calib.config.loss import AdaFocalConfig, DualFocalConfig, FLSD53Config, FocalConfig
 from semix.calib.losses.base import Feedback, Outputs, PointwiseLoss, log_probability
-from semix.calib.parameters import require_range
 
 TINY = torch.finfo(torch.float32).tiny
-
-
-def check_gamma(gamma: float) -> None:
-    """Raises InputError unless gamma is 0 or more."""
-    require_range("loss.gamma", gamma, low=0, high=1e6, remedy="must be 0 or more")
 
 
 class Focal(PointwiseLoss):
     """(1 - p_y)^gamma (-log p_y), averaged over the batch; focal_calibration's code sums it.
 
-    Args:
-        gamma: at least 0; 0 is cross-entropy.
-    Raises:
-        InputError: gamma is out of range.
-
     Source: Lin et al. 2017, Focal Loss; Mukhoti et al. 2020 for calibration.
     """
 
-    def __init__(self, num_classes: int, *, gamma: float = 3.0) -> None:
+    def __init__(self, num_classes: int, settings: FocalConfig) -> None:
         super().__init__()
-        check_gamma(gamma)
-        self.gamma = gamma
+        self.gamma = settings.gamma
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         log_p = log_probability(logits, targets)
@@ -44,7 +33,7 @@ class FLSD53(PointwiseLoss):
     Source: Mukhoti et al. 2020, Calibrating Deep Neural Networks using Focal Loss, section 5.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, settings: FLSD53Config) -> None:
         super().__init__()
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -64,18 +53,12 @@ class DualFocal(PointwiseLoss):
     p_j is the largest probability strictly below p_y, 0 where there is none: classes with
     exactly p_y do not count. The gradient flows through p_j as well.
 
-    Args:
-        gamma: at least 0; 0 is cross-entropy and the official default; the paper tunes it.
-    Raises:
-        InputError: gamma is out of range.
-
     Source: Tao et al. 2023, Dual Focal Loss for Calibration, and its official code.
     """
 
-    def __init__(self, num_classes: int, *, gamma: float = 5.0) -> None:
+    def __init__(self, num_classes: int, settings: DualFocalConfig) -> None:
         super().__init__()
-        check_gamma(gamma)
-        self.gamma = gamma
+        self.gamma = settings.gamma
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         log_p = logits.log_softmax(1)
@@ -98,48 +81,20 @@ class AdaFocal(PointwiseLoss):
     (l, u] for validation images, so those of the lowest confidence are in no bin; a bin without
     images keeps its g. Training starts with bins of equal width and `gamma` in all.
 
-    Args:
-        bins: number of bins.
-        gamma: g before the first epoch's end.
-        rate: lambda of the paper, at least 0.
-        switch: at least 0; 0 never changes the sign.
-        gamma_min, gamma_max: limits of g; 0 lies between them.
-    Raises:
-        InputError: a value out of range.
-
     Source: Ghosh et al. 2022, AdaFocal, and its official code.
     """
 
     edges: Tensor  # [bins - 1] float64, between the bins
     gammas: Tensor  # [bins] float64
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        bins: int = 15,
-        gamma: float = 1.0,
-        rate: float = 1.0,
-        switch: float = 0.2,
-        gamma_min: float = -2.0,
-        gamma_max: float = 20.0,
-    ) -> None:
+    def __init__(self, num_classes: int, settings: AdaFocalConfig) -> None:
         super().__init__()
-        require_range(
-            "loss.bins", bins, low=1, remedy="give a whole number of at least 1", whole=True
-        )
-        require_range("loss.rate", rate, low=0, high=1e3, remedy="must be 0 or more")
-        require_range("loss.gamma_min", gamma_min, low=-1e3, high=0, remedy="must be 0 or less")
-        require_range("loss.gamma_max", gamma_max, low=0, high=1e3, remedy="must be 0 or more")
-        for name, value in (("gamma", gamma), ("switch", switch)):
-            low = gamma_min if name == "gamma" else 0
-            remedy = f"must lie in [{low}, {gamma_max}]"
-            require_range(f"loss.{name}", value, low=low, high=gamma_max, remedy=remedy)
-        self.rate, self.switch = rate, switch
-        self.gamma_min, self.gamma_max = gamma_min, gamma_max
+        self.rate, self.switch = settings.rate, settings.switch
+        self.gamma_min, self.gamma_max = settings.gamma_min, settings.gamma_max
+        bins, gamma = settings.bins, settings.gamma
         edges = torch.arange(1, bins, dtype=torch.float64) * (1 / bins)
         self.register_buffer("edges", edges)
-        self.register_buffer("gammas", torch.full((bins,), float(gamma), dtype=torch.float64))
+        self.register_buffer("gammas", torch.full((bins,), gamma, dtype=torch.float64))
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         log_p = log_probability(logits, targets)

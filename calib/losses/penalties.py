@@ -1,12 +1,21 @@
 """Cross-entropy with a penalty: confidence, pairs, ranks, kernels, class means."""
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from semix.calib.config.loss import (
+    CorrectnessRankingConfig,
+    CrossEntropyConfig,
+    EntropyConfidencePenaltyConfig,
+    FocalConfig,
+    MDCAConfig,
+    MMCEConfig,
+    PairwiseConstraintsConfig,
+    WeightedMMCEConfig,
+)
 from semix.calib.losses.base import (
     BatchLoss,
     CrossEntropy,
@@ -18,41 +27,26 @@ from semix.calib.losses.base import (
 )
 from semix.calib.losses.focal import Focal
 from semix.calib.losses.smoothing import uniform_cross_entropy
-from semix.calib.parameters import require_one_of, require_range
+from semix.data.errors import InputError
 
 
 class EntropyConfidencePenalty(PointwiseLoss):
     """-log p_y - weight H(p), averaged over the batch, where H(p) averages -p_k log p_k over k.
 
-    With `smoothing`, -log p_y becomes the cross-entropy of label smoothing.
-
-    Args:
-        weight: of the entropy, at least 0.
-        smoothing: a of `LabelSmoothing`, in [0, 1].
-        variant: "code" takes the mean of the entropy over classes, as the code of MbLS and its
-            descendants does, so the weight is K times weaker than in "paper", which sums.
-    Raises:
-        InputError: a value out of range.
+    With `smoothing`, -log p_y becomes the cross-entropy of label smoothing. `variant: code` takes
+    the mean of the entropy over classes, as the code of MbLS and its descendants does, so the
+    weight is K times weaker than in `paper`, which sums.
 
     Source: Pereyra et al. 2017, Regularizing Neural Networks by Penalizing Confident Output
     Distributions, section 3; with label smoothing, Roschewitz et al. 2025 (arXiv 2507.07780), where
     both together have the best uncalibrated probabilities under shift.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        weight: float = 0.1,
-        smoothing: float = 0.0,
-        variant: Literal["code", "paper"] = "code",
-    ) -> None:
+    def __init__(self, num_classes: int, settings: EntropyConfidencePenaltyConfig) -> None:
         super().__init__()
-        require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
-        require_range("loss.smoothing", smoothing, low=0, high=1, remedy="must lie in [0, 1]")
-        require_one_of("loss.variant", variant, ("code", "paper"))
-        self.weight = weight if variant == "paper" else weight / num_classes
-        self.smoothing = smoothing
+        is_sum = settings.variant == "paper"
+        self.weight = settings.weight if is_sum else settings.weight / num_classes
+        self.smoothing = settings.smoothing
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         log_p = logits.log_softmax(1)
@@ -66,30 +60,18 @@ class EntropyConfidencePenalty(PointwiseLoss):
 class MDCA(BatchLoss):
     """Base loss + weight mean_k |mean_n p_nk - mean_n 1[y_n = k]|, n over all processes' samples.
 
-    Args:
-        weight: at least 0; 1 in the official scripts, 10 by default in their program.
-        base: "ce" or "focal", each a mean over the batch.
-        gamma: of the focal base, at least 0.
-    Raises:
-        InputError: a value out of range.
+    The weight is 1 in the official scripts, 10 by default in their program. The base is a mean over
+    the batch.
 
     Source: Hebbalaguppe et al. 2022, A Stitch in Time Saves Nine, and its official code.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        weight: float = 1.0,
-        base: Literal["ce", "focal"] = "ce",
-        gamma: float = 1.0,
-    ) -> None:
+    def __init__(self, num_classes: int, settings: MDCAConfig) -> None:
         super().__init__()
-        require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
-        require_one_of("loss.base", base, ("ce", "focal"))
-        focal = Focal(num_classes, gamma=gamma)  # checks gamma whatever the base
-        self.base = focal if base == "focal" else CrossEntropy(num_classes)
-        self.weight = weight
+        self.base: BatchLoss = CrossEntropy(num_classes, CrossEntropyConfig())
+        if settings.base == "focal":
+            self.base = Focal(num_classes, FocalConfig(gamma=settings.gamma))
+        self.weight = settings.weight
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
         gaps = logits.softmax(1) - functional.one_hot(targets, logits.shape[1])  # [N, K]
@@ -105,32 +87,18 @@ class PairwiseConstraints(PointwiseLoss):
     is smallest where these logits are equal. With K = 2 there is no such pair and E is 0.
     Needs memory for N (K - 1)^2 numbers.
 
-    Args:
-        binary_weight, exclusion_weight: at least 0.
-        variant: "code" also sums over j = k, which adds log 2 / (2 (K - 2)) to E and nothing to
-            the gradient; "paper" does not.
-    Raises:
-        InputError: a value out of range.
+    `variant: code` also sums over j = k, which adds log 2 / (2 (K - 2)) to E and nothing to the
+    gradient; `paper` does not.
 
     Source: Cheng and Vasconcelos 2022, Calibrating Deep Neural Networks by Pairwise Constraints;
         the codes of CALS and BalCAL.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        binary_weight: float = 0.1,
-        exclusion_weight: float = 1.0,
-        variant: Literal["code", "paper"] = "code",
-    ) -> None:
+    def __init__(self, num_classes: int, settings: PairwiseConstraintsConfig) -> None:
         super().__init__()
-        remedy = "must be 0 or more"
-        require_range("loss.binary_weight", binary_weight, low=0, high=1e6, remedy=remedy)
-        require_range("loss.exclusion_weight", exclusion_weight, low=0, high=1e6, remedy=remedy)
-        require_one_of("loss.variant", variant, ("code", "paper"))
-        self.binary_weight, self.exclusion_weight = binary_weight, exclusion_weight
-        self.variant = variant
+        self.binary_weight = settings.binary_weight
+        self.exclusion_weight = settings.exclusion_weight
+        self.variant = settings.variant
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         other_logits = _other_logits(logits, targets)  # [N, K - 1]
@@ -160,9 +128,6 @@ def _other_logits(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.gather(1, columns + (columns >= targets[:, None]))
 
 
-CONFIDENCES = ("softmax", "entropy", "margin")
-
-
 class CorrectnessRanking(RealLoss):
     """-log p_y, averaged, + weight mean_i max(0, |s_i - s_j| - t (c_i - c_j)).
 
@@ -170,17 +135,14 @@ class CorrectnessRanking(RealLoss):
     fraction of a sample's right predictions in training so far; t = sign(s_i - s_j), and pairs with
     t = 0 add 0. A batch enters the history after its loss. Batch and history cover all processes.
 
-    Args:
-        weight: at least 0.
-        confidence: "softmax" is max_k p_k; "entropy" is sum_k p_k log p_k / log K, in [-1, 0];
-            "margin" is the largest p_k less the second.
-        num_samples: images of the training set, which `indices` number from 0.
-        variant: "code" has s = (r - min r) / max(1, E - min r), r the number of right
-            predictions of a sample, the minimum over all samples and E the epochs completed; the
-            official code takes max(1, E) - min r and divides by 0 where all samples were always
-            right. "paper" has s = r / (times seen).
+    The confidence is max_k p_k (`softmax`), sum_k p_k log p_k / log K in [-1, 0] (`entropy`), or
+    the largest p_k less the second (`margin`). `variant: code` has
+    s = (r - min r) / max(1, E - min r), r the number of right predictions of a sample, the minimum
+    over all samples and E the epochs completed; the official code takes max(1, E) - min r and
+    divides by 0 where all samples were always right. `paper` has s = r / (times seen).
+
     Raises:
-        InputError: a value out of range.
+        InputError: `num_samples`, the range of `indices`, is not given.
         ValueError: indices are missing, or a training batch of one sample, which has no pair.
 
     Source: Moon et al. 2020, Confidence-Aware Learning, and its official code.
@@ -190,22 +152,14 @@ class CorrectnessRanking(RealLoss):
     seen: Tensor  # [num_samples] int64, times it was in a batch
     epochs: Tensor  # [1] int64, epochs completed
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        weight: float = 1.0,
-        confidence: Literal["softmax", "entropy", "margin"] = "softmax",
-        num_samples: int = 0,
-        variant: Literal["code", "paper"] = "code",
-    ) -> None:
+    def __init__(self, num_classes: int, settings: CorrectnessRankingConfig) -> None:
         super().__init__()
-        require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
-        require_one_of("loss.confidence", confidence, CONFIDENCES)
-        remedy = "give the number of training images, at least 1"
-        require_range("loss.num_samples", num_samples, low=1, remedy=remedy, whole=True)
-        require_one_of("loss.variant", variant, ("code", "paper"))
-        self.weight, self.confidence, self.variant = weight, confidence, variant
+        num_samples = settings.num_samples
+        if num_samples is None:
+            remedy = "give the number of training images, at least 1"
+            raise InputError("loss.num_samples", num_samples, remedy)
+        self.weight, self.confidence = settings.weight, settings.confidence
+        self.variant = settings.variant
         self.register_buffer("right", torch.zeros(num_samples, dtype=torch.long))
         self.register_buffer("seen", torch.zeros(num_samples, dtype=torch.long))
         self.register_buffer("epochs", torch.zeros(1, dtype=torch.long))
@@ -268,27 +222,15 @@ class MMCE(BatchLoss):
     c is the confidence max_k p_k, a is 1 where the prediction is right, and
     k(c, d) = exp(-|c - d| / bandwidth). The B samples are those of all processes.
 
-    Args:
-        weight: at least 0.
-        bandwidth: of the kernel, above 0.
-        variant: "code" adds M; "paper" its square root, which is the measure itself.
-    Raises:
-        InputError: a value out of range.
+    `variant: code` adds M; `paper` its square root, which is the measure itself.
 
     Source: Kumar et al. 2018, Trainable Calibration Measures; the codes of MbLS and CALS.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        weight: float = 1.0,
-        bandwidth: float = 0.4,
-        variant: Literal["code", "paper"] = "code",
-    ) -> None:
+    def __init__(self, num_classes: int, settings: MMCEConfig) -> None:
         super().__init__()
-        _check_parameters(weight, bandwidth, variant)
-        self.weight, self.bandwidth, self.variant = weight, bandwidth, variant
+        self.weight, self.bandwidth = settings.weight, settings.bandwidth
+        self.variant = settings.variant
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
         confidence, right = _confidence(logits, targets, training=self.training)
@@ -307,29 +249,19 @@ class WeightedMMCE(BatchLoss):
     ones, X (1 - c_i) c_j k over right i and wrong j; c and k as in `MMCE`. The penalty is 0
     where all samples are right, or all wrong. The samples are those of all processes.
 
-    Args:
-        weight: at least 0; 2 is focal_calibration's for CIFAR.
-        bandwidth: of the kernel, above 0.
-        variant: "paper" is M above. "code" divides R, W and X, already means, by these numbers of
-            pairs once more, as all official codes do, so the penalty is very small.
+    `variant: paper` is M above. `code` divides R, W and X, already means, by these numbers of pairs
+    once more, as all official codes do, so the penalty is very small.
+
     Raises:
-        InputError: a value out of range.
         ValueError: a training batch of one sample, which has no pair to compare.
 
     Source: Kumar et al. 2018; the code of focal_calibration.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        weight: float = 2.0,
-        bandwidth: float = 0.4,
-        variant: Literal["code", "paper"] = "code",
-    ) -> None:
+    def __init__(self, num_classes: int, settings: WeightedMMCEConfig) -> None:
         super().__init__()
-        _check_parameters(weight, bandwidth, variant)
-        self.weight, self.bandwidth, self.variant = weight, bandwidth, variant
+        self.weight, self.bandwidth = settings.weight, settings.bandwidth
+        self.variant = settings.variant
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
         confidence, right = _confidence(logits, targets, training=self.training)
@@ -373,9 +305,3 @@ def _kernel(confidence: Tensor, bandwidth: float) -> Tensor:
 def _square_root(error: Tensor) -> Tensor:
     """sqrt(M + 1e-10); M is not negative but for rounding."""
     return (error.clamp(min=0) + EPS).sqrt()
-
-
-def _check_parameters(weight: float, bandwidth: float, variant: str) -> None:
-    require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
-    require_range("loss.bandwidth", bandwidth, low=1e-6, high=1e6, remedy="must be above 0")
-    require_one_of("loss.variant", variant, ("code", "paper"))

@@ -3,25 +3,25 @@
 from torch import Tensor
 from torch.nn import functional
 
+from semix.calib.config.loss import (
+    AdaptiveConditionalLabelSmoothingConfig,
+    LabelSmoothingConfig,
+    MarginLabelSmoothingConfig,
+)
 from semix.calib.losses.base import PointwiseLoss, log_probability
-from semix.calib.parameters import require_range
 
 
 class LabelSmoothing(PointwiseLoss):
     """Cross-entropy against (1 - a) onehot + a/K, as in torch: a is spread over all K classes.
 
-    Args:
-        smoothing: a, in [0, 1]; 0.05 is usual, 0.1 for CIFAR-100.
-    Raises:
-        InputError: smoothing is out of range.
+    a is the setting `smoothing`.
 
     Source: Szegedy et al. 2016, section 7.
     """
 
-    def __init__(self, num_classes: int, *, smoothing: float = 0.05) -> None:
+    def __init__(self, num_classes: int, settings: LabelSmoothingConfig) -> None:
         super().__init__()
-        require_range("loss.smoothing", smoothing, low=0, high=1, remedy="must lie in [0, 1]")
-        self.smoothing = smoothing
+        self.smoothing = settings.smoothing
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         # Filled on the device, which avoids a copy from the host that would synchronise.
@@ -48,31 +48,18 @@ def blended_cross_entropy(
     return (1 - smoothing) * -log_probability(logits, targets) + smoothing * penalty
 
 
-def check_margin(margin: float) -> None:
-    """Raises InputError unless the margin is 0 or more."""
-    require_range("loss.margin", margin, low=0, high=1e6, remedy="must be 0 or more")
-
-
 class MarginLabelSmoothing(PointwiseLoss):
     """-log p_y + weight mean_k max(0, max_l z_l - z_k - margin), averaged over the batch.
 
-    The gradient flows through the largest logit as well.
-
-    Args:
-        margin: at least 0; 6 for CIFAR, 10 for Tiny-ImageNet.
-        weight: weight of the penalty, at least 0. The default 0.1 suits the mean over classes, as
-            in the official code; the paper's formula has a sum.
-    Raises:
-        InputError: a value out of range.
+    The gradient flows through the largest logit as well. The weight suits the mean over classes,
+    as in the official code; the paper's formula has a sum.
 
     Source: Liu et al. 2022, The Devil is in the Margin, equation 5, and its official code.
     """
 
-    def __init__(self, num_classes: int, *, margin: float = 6.0, weight: float = 0.1) -> None:
+    def __init__(self, num_classes: int, settings: MarginLabelSmoothingConfig) -> None:
         super().__init__()
-        check_margin(margin)
-        require_range("loss.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
-        self.margin, self.weight = margin, weight
+        self.margin, self.weight = settings.margin, settings.weight
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         penalty = excess_over_margin(logits, self.margin).mean(1)
@@ -92,31 +79,13 @@ class AdaptiveConditionalLabelSmoothing(PointwiseLoss):
     flows through z_max. If several logits are the largest, each adds A and none enters B, while the
     divisor of B stays K - 1. All of this is as in the official code.
 
-    Args:
-        margin: at least 0; 6 for CIFAR, 10 for Tiny-ImageNet.
-        positive, negative: weights of A and B, at least 0.
-        weight: of A and B together, at least 0.
-    Raises:
-        InputError: a value out of range.
-
     Source: Park et al. 2023, ACLS, and its official code, losses/acls.py.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        margin: float = 10.0,
-        positive: float = 1.0,
-        negative: float = 0.1,
-        weight: float = 0.1,
-    ) -> None:
+    def __init__(self, num_classes: int, settings: AdaptiveConditionalLabelSmoothingConfig) -> None:
         super().__init__()
-        check_margin(margin)
-        for name, value in (("positive", positive), ("negative", negative), ("weight", weight)):
-            require_range(f"loss.{name}", value, low=0, high=1e6, remedy="must be 0 or more")
-        self.margin, self.weight = margin, weight
-        self.positive, self.negative = positive, negative
+        self.margin, self.weight = settings.margin, settings.weight
+        self.positive, self.negative = settings.positive, settings.negative
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         largest = logits.max(1, keepdim=True).values  # [N, 1]

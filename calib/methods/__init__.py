@@ -13,23 +13,15 @@ Any method can take mixed images of a dataset in a second pass. Other combinatio
 
 from typing import Any
 
-from semix.calib.methods.balcal import BalCAL
-from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
-from semix.calib.methods.mixing import MIT, PLP, CutMix, Mixup, RankMixup, RegMixup
-from semix.calib.parameters import construct, look_up
+from semix.calib.config.method import MethodConfig
+from semix.calib.methods.base import BatchOutcome, Forward, Method
+from semix.data.settings import Settings, load_settings
 
 __all__ = ["BatchOutcome", "Forward", "Method", "build_method"]
 
-METHODS: dict[str, type[Method]] = {
-    "plain": Plain,
-    "mixup": Mixup,
-    "cutmix": CutMix,
-    "regmixup": RegMixup,
-    "rankmixup": RankMixup,
-    "mit": MIT,
-    "plp": PLP,
-    "balcal": BalCAL,
-}
+
+class _Section(Settings):
+    method: MethodConfig
 
 
 def build_method(name: str, num_classes: int, **params: Any) -> Method:
@@ -38,6 +30,6 @@ def build_method(name: str, num_classes: int, **params: Any) -> Method:
     Raises:
         InputError: an unknown name or parameter, or a value out of range.
     """
-    return construct(
-        look_up(METHODS, name, field="method.name"), num_classes, params=params, field="method"
-    )
+    settings = load_settings(_Section, {"method": {"name": name, **params}}).method
+    method: Method = settings.build(num_classes)
+    return method

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semix.calib.batches import TrainingBatch
+from semix.calib.config.method import BalCALConfig
 from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
 from semix.calib.methods.base import BatchOutcome, Forward, Method
 from semix.calib.models.base import ImageClassifier
-from semix.calib.parameters import require_range
 from semix.data.errors import InputError
 
 
@@ -97,13 +97,6 @@ class BalCAL(Method):
     they come from one pass over the unaugmented images. Its adaptor is convolutional and works on
     the last feature maps; here it works on the pooled features, which every model has.
 
-    Args:
-        delta: target confidence as a fraction of the training accuracy; 0.95 for CIFAR-10.
-        start: the balance of the first epoch.
-        etf_scale: length of the frame's vectors.
-    Raises:
-        InputError: a parameter is out of range.
-
     Source: Ni et al. 2025 (Balancing Two Classifiers via a Simplex ETF Structure), and its code.
     """
 
@@ -113,20 +106,10 @@ class BalCAL(Method):
         "mdca", "ecp", "brier", "cpc",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        delta: float = 0.95,
-        start: float = 0.8,
-        etf_scale: float = 1.0,
-    ) -> None:
+    def __init__(self, num_classes: int, settings: BalCALConfig) -> None:
         super().__init__()
-        require_range("method.delta", delta, low=1e-6, high=1, remedy="must lie in (0, 1]")
-        require_range("method.start", start, low=0, high=1, remedy="must lie in [0, 1]")
-        require_range("method.etf_scale", etf_scale, low=1e-6, high=1e6, remedy="must be above 0")
-        self.num_classes, self.delta = num_classes, delta
-        self.start, self.etf_scale = start, etf_scale
+        self.num_classes, self.delta = num_classes, settings.delta
+        self.start, self.etf_scale = settings.start, settings.etf_scale
 
     @property
     def balance(self) -> Tensor:

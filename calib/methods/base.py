@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from semix.calib.batches import TrainingBatch
+from semix.calib.config.method import MethodConfig
 from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
 from semix.calib.models.base import ImageClassifier
@@ -72,7 +73,7 @@ class Method(nn.Module):
 class Plain(Method):
     """The loss of the images without mixing."""
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, settings: MethodConfig) -> None:
         super().__init__()
 
     def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:

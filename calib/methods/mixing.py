@@ -1,6 +1,6 @@
 """Methods that mix real images while training."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,16 +8,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from semix.calib.batches import TrainingBatch, pin
+from semix.calib.config.method import (
+    CutMixConfig,
+    MITConfig,
+    MixupConfig,
+    PLPConfig,
+    RankMixupConfig,
+    RegMixupConfig,
+)
 from semix.calib.losses.base import RealLoss, soft_cross_entropy
 from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
 from semix.calib.models.base import ImageClassifier
-from semix.calib.parameters import require_one_of, require_range
 from semix.data.errors import InputError
-
-
-def check_alpha(alpha: float) -> None:
-    """Raises InputError unless Beta(alpha, alpha) is a distribution."""
-    require_range("method.alpha", alpha, low=1e-6, high=1e6, remedy="must be above 0")
 
 
 def draw_weight(alpha: float) -> float:
@@ -52,27 +54,19 @@ class Mixup(Method):
     """Soft cross-entropy of lambda x_i + (1 - lambda) x_j, lambda ~ Beta(alpha, alpha).
 
     One lambda per batch. Each image is paired with the one before it, as in torchvision; the batch
-    is already shuffled.
-
-    Args:
-        alpha: above 0; 0.2 is usual for calibration, 1.0 for accuracy.
-        heavier: use max(lambda, 1 - lambda), so that x_i has the larger weight, as MIT's code does.
-    Raises:
-        InputError: a parameter is out of range.
+    is already shuffled. With `heavier` it is max(lambda, 1 - lambda), so that x_i has the larger
+    weight, as MIT's code does.
 
     Source: Zhang et al. 2018 (mixup: Beyond Empirical Risk Minimization).
     """
 
     losses = ("ce",)
 
-    def __init__(self, num_classes: int, *, alpha: float = 0.2, heavier: bool = False) -> None:
+    def __init__(self, num_classes: int, settings: MixupConfig) -> None:
         super().__init__()
-        check_alpha(alpha)
-        if not isinstance(heavier, bool):
-            raise InputError("method.heavier", heavier, "give true or false")
         with torch.device("cpu"):  # the distribution checks its values, also of a meta model
-            mixup = heavier_mixup() if heavier else plain_mixup()
-            self.mix = mixup(alpha=alpha, num_classes=num_classes)
+            mixup = heavier_mixup() if settings.heavier else plain_mixup()
+            self.mix = mixup(alpha=settings.alpha, num_classes=num_classes)
 
     def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         images, labels = self.mix(batch.images.float(), batch.targets)
@@ -102,23 +96,17 @@ class CutMix(Method):
     One box per batch, of area 1 - lambda with lambda ~ Beta(alpha, alpha), cut off at the edges.
     Each image is paired with the one before it, as in torchvision.
 
-    Args:
-        alpha: above 0.
-    Raises:
-        InputError: alpha is out of range.
-
     Source: Yun et al. 2019, section 3.1.
     """
 
     losses = ("ce",)
 
-    def __init__(self, num_classes: int, *, alpha: float = 1.0) -> None:
+    def __init__(self, num_classes: int, settings: CutMixConfig) -> None:
         super().__init__()
-        check_alpha(alpha)
         with torch.device("cpu"):  # the distribution checks its values, also of a meta model
             from torchvision.transforms import v2  # more than a second, for this method alone
 
-            self.mix = v2.CutMix(alpha=alpha, num_classes=num_classes)
+            self.mix = v2.CutMix(alpha=settings.alpha, num_classes=num_classes)
 
     def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         channels_first = batch.images.permute(0, 3, 1, 2)
@@ -133,23 +121,20 @@ class MIT(Method):
     """MIT-L: two blends of each pair, from whose logits those of the two images are recovered.
 
     The mean of the two images' cross-entropies; two passes per step. The training accuracy is that
-    of the first image's recovered logits.
+    of the first image's recovered logits. `margin` is the smallest distance of the two lambdas, by
+    which the recovery divides.
 
-    Args:
-        alpha: of Beta(alpha, alpha).
-        margin: smallest distance of the two lambdas; the recovery divides by it.
     Raises:
-        InputError: a parameter is out of range, or lambdas so far apart are hardly ever drawn.
+        InputError: lambdas so far apart are hardly ever drawn.
 
     Source: Wang et al. 2023 (On the Pitfall of Mixup), and its official code.
     """
 
     losses = ("ce",)
 
-    def __init__(self, num_classes: int, *, alpha: float = 0.5, margin: float = 0.5) -> None:
+    def __init__(self, num_classes: int, settings: MITConfig) -> None:
         super().__init__()
-        check_alpha(alpha)
-        require_range("method.margin", margin, low=0, high=0.999, remedy="must lie in [0, 1)")
+        alpha, margin = settings.alpha, settings.margin
         self.alpha, self.margin = alpha, max(margin, 1e-6)
         weights = np.random.default_rng(0).beta(alpha, alpha, size=(10_000, 2))
         apart = np.abs(weights - 0.5).sum(1) >= self.margin
@@ -201,19 +186,14 @@ class PLP(Plain):
     gradient between backward and step, so that neither momentum nor weight decay moves it. As in
     the official code, its batch norms stay in training mode: their statistics follow the modules
     below, which still change, and are used with the frozen weights at test time.
-
-    Args:
-        gamma: i of L modules are frozen from epoch E (i / L)^gamma on; below 1 freezes later.
-    Raises:
-        InputError: gamma is out of range.
+    i of L modules are frozen from epoch E (i / L)^gamma on.
 
     Source: Wang and Zhang 2024 (Calibration Bottleneck), and its official code.
     """
 
-    def __init__(self, num_classes: int, *, gamma: float = 1.0) -> None:
-        super().__init__(num_classes)
-        require_range("method.gamma", gamma, low=1e-6, high=1e6, remedy="must be above 0")
-        self.gamma = gamma
+    def __init__(self, num_classes: int, settings: PLPConfig) -> None:
+        super().__init__(num_classes, settings)
+        self.gamma = settings.gamma
         self.num_frozen = 0  # modules, from the top
 
     def start_epoch(self, backbone: ImageClassifier, epoch: int, epochs: int) -> None:
@@ -236,31 +216,17 @@ def freezing_epoch(i: int, modules: int, epochs: int, gamma: float) -> int:
 class RegMixup(Method):
     """L(images) + weight CE(blends): both in one pass of 2B images, one lambda per batch.
 
-    Args:
-        alpha: of Beta(alpha, alpha); large, so that blends are near one half. 20 for CIFAR-10,
-            10 for CIFAR-100.
-        weight: of the blends' cross-entropy.
-        variant: "code" averages over all 2B images, which halves the sum; "paper" adds.
-    Raises:
-        InputError: a parameter is out of range.
+    alpha is large, so that blends are near one half. `variant: code` averages over all 2B images,
+    which halves the sum; `paper` adds.
 
     Source: Pinto et al. 2022 (RegMixup), and its official code.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        alpha: float = 20.0,
-        weight: float = 1.0,
-        variant: Literal["code", "paper"] = "code",
-    ) -> None:
+    def __init__(self, num_classes: int, settings: RegMixupConfig) -> None:
         super().__init__()
-        check_alpha(alpha)
-        require_range("method.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
-        require_one_of("method.variant", variant, ("code", "paper"))
-        self.num_classes, self.alpha, self.weight = num_classes, alpha, weight
-        self.scale = 0.5 if variant == "code" else 1.0
+        self.num_classes = num_classes
+        self.alpha, self.weight = settings.alpha, settings.weight
+        self.scale = 0.5 if settings.variant == "code" else 1.0
 
     def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         count, targets = len(batch.targets), batch.targets
@@ -281,43 +247,18 @@ DEFAULT_MIXES = {"mrl": 1, "mndcg": 3}
 class RankMixup(Method):
     """L(images) + weight R(images, blends), with blends in a separate pass.
 
-    Args:
-        kind: "mrl", a margin between the largest logits, or "mndcg", the order of several
-            confidences by their lambda.
-        weight: of R.
-        alpha: of Beta(alpha, alpha); 2 for CIFAR, 1 for Tiny-ImageNet.
-        margin: of "mrl", in logits; 2 for CIFAR, 1 for Tiny-ImageNet.
-        mixes: blends per image, each with its own lambda and partners; None is 1 for "mrl" and 3
-            for "mndcg".
-        variant: of "mrl", see `margin_ranking`.
-    Raises:
-        InputError: a parameter is out of range.
+    R is a margin between the largest logits (`kind: mrl`), or the order of several confidences by
+    their lambda (`mndcg`). Each blend has its own lambda and partners.
 
     Source: Noh et al. 2023 (RankMixup), and its official code.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        kind: Literal["mrl", "mndcg"] = "mrl",
-        weight: float = 0.1,
-        alpha: float = 2.0,
-        margin: float = 2.0,
-        mixes: int | None = None,
-        variant: Literal["code", "paper"] = "code",
-    ) -> None:
+    def __init__(self, num_classes: int, settings: RankMixupConfig) -> None:
         super().__init__()
-        check_alpha(alpha)
-        require_one_of("method.kind", kind, tuple(DEFAULT_MIXES))
-        require_one_of("method.variant", variant, ("code", "paper"))
-        require_range("method.weight", weight, low=0, high=1e6, remedy="must be 0 or more")
-        require_range("method.margin", margin, low=0, high=1e6, remedy="must be 0 or more")
-        mixes = DEFAULT_MIXES[kind] if mixes is None else mixes
-        remedy = "give a whole number of at least 1"
-        require_range("method.mixes", mixes, low=1, remedy=remedy, whole=True)
-        self.num_classes, self.alpha, self.mixes = num_classes, alpha, mixes
-        self.kind, self.weight, self.margin, self.variant = kind, weight, margin, variant
+        self.num_classes, self.alpha = num_classes, settings.alpha
+        self.mixes = settings.mixes or DEFAULT_MIXES[settings.kind]
+        self.kind, self.variant = settings.kind, settings.variant
+        self.weight, self.margin = settings.weight, settings.margin
 
     def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         logits, features = network(batch.images)

@@ -1,20 +1,14 @@
 """Classifiers by name; all give logits and the features before the last layer."""
 
-from collections.abc import Callable
 from typing import Any
 
+from semix.calib.config.model import ModelConfig
 from semix.calib.models.base import ImageClassifier
-from semix.calib.models.convnets import RESNETS, WIDE_RESNETS, LeNet, densenet121
-from semix.calib.models.timm_models import TimmClassifier
-from semix.calib.parameters import construct, look_up
+from semix.data.settings import Settings, load_settings
 
-MODELS: dict[str, Callable[..., ImageClassifier]] = {
-    "lenet": LeNet,
-    **RESNETS,
-    **WIDE_RESNETS,
-    "densenet121": densenet121,
-    "timm": TimmClassifier,
-}
+
+class _Section(Settings):
+    model: ModelConfig
 
 
 def build_model(name: str, num_classes: int, **params: Any) -> ImageClassifier:
@@ -23,5 +17,6 @@ def build_model(name: str, num_classes: int, **params: Any) -> ImageClassifier:
     Raises:
         InputError: an unknown name or parameter, or a value out of range.
     """
-    kind = look_up(MODELS, name, field="model.name")
-    return construct(kind, num_classes, params=params, field="model")
+    settings = load_settings(_Section, {"model": {"name": name, **params}}).model
+    model: ImageClassifier = settings.build(num_classes)
+    return model

@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from semix.calib.config import TrainConfig
-from semix.calib.models import build_model
+from semix.calib.config.model import TimmConfig
 
 # Sides of the last feature map. Networks are designed to end in maps of 4 to 8 pixels; larger
 # ones cost much for no gain in accuracy, smaller ones lose the positions of things in the image.
@@ -63,12 +63,12 @@ def complexity(config: TrainConfig, num_classes: int) -> Complexity:
     """
     model, side = config.model, config.real.image_size
     with torch.device("meta"):
-        network = build_model(model.name, num_classes, **model.params).eval()
+        network = model.build(num_classes).eval()
         image = torch.empty(1, 3, side, side)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             network(image)
         map_side = network.map_side(image)
-    name = model.params.get("architecture", model.name)
+    name = model.architecture if isinstance(model, TimmConfig) else model.name
     stem = f" ({model.params['stem']} stem)" if "stem" in model.params else ""
     return Complexity(
         f"{name}{stem}",

@@ -1,15 +1,22 @@
 """Convolutional networks of the papers: LeNet, ResNet, WideResNet, DenseNet."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from semix.calib.config import IMAGENET_STEM, MODELS_WITH_STEM, SMALL_STEM
+from semix.calib.config.model import (
+    IMAGENET_STEM,
+    DenseNetConfig,
+    LeNetConfig,
+    PaperResNetConfig,
+    ResNetConfig,
+    SmallResNetConfig,
+    WideResNetConfig,
+)
 from semix.calib.models.base import ImageClassifier, modules_with_parameters
-from semix.calib.parameters import require_one_of, require_range
 
 
 class BasicBlock(nn.Module):
@@ -190,61 +197,45 @@ class ResNet(ImageClassifier):
         return [self.classifier, *reversed(blocks), stem]
 
 
-def _three_stages(blocks: int) -> Callable[..., ResNet]:
-    def build(num_classes: int, *, width: int = 16) -> ResNet:
-        _check_width(width)
-        widths = (width, 2 * width, 4 * width)
-        return ResNet(
-            num_classes, block=BasicBlock, blocks=[blocks] * 3, widths=widths, stem_width=width
-        )
-
-    return build
-
-
-def _four_stages(block: type[Block], blocks: Sequence[int], *, grid: int) -> Callable[..., ResNet]:
-    def build(num_classes: int, *, width: int = 64) -> ResNet:
-        _check_width(width)
-        widths = tuple(width * 2**number for number in range(4))
-        return ResNet(
-            num_classes, block=block, blocks=blocks, widths=widths, stem_width=width, grid=grid
-        )
-
-    return build
-
-
-def _with_choice_of_stem(block: type[Block], blocks: Sequence[int]) -> Callable[..., ResNet]:
-    def build(num_classes: int, *, width: int = 64, stem: str = SMALL_STEM) -> ResNet:
-        _check_width(width)
-        require_one_of("model.stem", stem, (SMALL_STEM, IMAGENET_STEM))
-        return ResNet(
-            num_classes,
-            block=block,
-            blocks=blocks,
-            widths=tuple(width * 2**number for number in range(4)),
-            stem_width=width,
-            imagenet_stem=stem == IMAGENET_STEM,
-        )
-
-    return build
-
-
-def _check_width(width: int) -> None:
-    require_range(
-        "model.width", width, low=1, remedy="give a whole number of at least 1", whole=True
+def small_resnet(num_classes: int, settings: SmallResNetConfig) -> ResNet:
+    """A ResNet of three stages."""
+    depth, width = int(settings.name.removeprefix("resnet")), settings.width
+    return ResNet(
+        num_classes,
+        block=BasicBlock,
+        blocks=[THREE_STAGES[depth]] * 3,
+        widths=(width, 2 * width, 4 * width),
+        stem_width=width,
     )
 
 
-RESNETS: dict[str, Callable[..., ResNet]] = {
-    f"resnet{depth}": _three_stages(blocks) for depth, blocks in THREE_STAGES.items()
-}
-RESNETS |= {
-    name: _with_choice_of_stem(*layout)
-    if name in MODELS_WITH_STEM
-    else _four_stages(*layout, grid=1)
-    for name, layout in FOUR_STAGES.items()
-}
-# As in the official calibration code for Tiny-ImageNet, 64 pixels.
-RESNETS |= {f"{name}_tiny": _four_stages(*layout, grid=2) for name, layout in FOUR_STAGES.items()}
+def resnet(num_classes: int, settings: ResNetConfig) -> ResNet:
+    """A ResNet of four stages, with a choice of stem."""
+    return _four_stages(
+        num_classes, settings.name, settings.width, imagenet_stem=settings.stem == IMAGENET_STEM
+    )
+
+
+def paper_resnet(num_classes: int, settings: PaperResNetConfig) -> ResNet:
+    """A ResNet of focal_calibration; those for Tiny-ImageNet have features of 2 x 2 pixels."""
+    name = settings.name.removesuffix("_tiny")
+    grid = 1 if name == settings.name else 2
+    return _four_stages(num_classes, name, settings.width, grid=grid)
+
+
+def _four_stages(
+    num_classes: int, name: str, width: int, *, grid: int = 1, imagenet_stem: bool = False
+) -> ResNet:
+    block, blocks = FOUR_STAGES[name]
+    return ResNet(
+        num_classes,
+        block=block,
+        blocks=blocks,
+        widths=tuple(width * 2**number for number in range(4)),
+        stem_width=width,
+        grid=grid,
+        imagenet_stem=imagenet_stem,
+    )
 
 
 STEM_WIDTH = 16  # channels of the first convolution
@@ -284,27 +275,17 @@ class WideResNet(ImageClassifier):
         return [self.classifier, norm, *reversed(blocks), stem]
 
 
-def _of_depth(depth: int, widening: int) -> Callable[..., WideResNet]:
-    def build(num_classes: int) -> WideResNet:
-        return WideResNet(num_classes, blocks=(depth - 4) // 6, widening=widening)
-
-    return build
-
-
-def _wrn26_10(num_classes: int) -> ResNet:
-    # 26 is no 6n + 4: the WRN-26-10 of focal_calibration and the papers that build on it is a
-    # ResNet of 6n + 2 layers, with norms behind the convolutions, ten times as wide.
-    widths = tuple(STEM_WIDTH * 10 * factor for factor in (1, 2, 4))
-    return ResNet(
-        num_classes, block=BasicBlock, blocks=(4, 4, 4), widths=widths, stem_width=STEM_WIDTH
-    )
-
-
-WIDE_RESNETS: dict[str, Callable[..., ImageClassifier]] = {
-    "wrn26_10": _wrn26_10,
-    "wrn28_10": _of_depth(28, 10),
-    "wrn40_2": _of_depth(40, 2),
-}
+def wide_resnet(num_classes: int, settings: WideResNetConfig) -> ImageClassifier:
+    """A WideResNet by its name, `wrn` depth `_` widening."""
+    depth, widening = map(int, settings.name.removeprefix("wrn").split("_"))
+    if settings.name == "wrn26_10":
+        # 26 is no 6n + 4: the WRN-26-10 of focal_calibration and the papers that build on it is a
+        # ResNet of 6n + 2 layers, with norms behind the convolutions.
+        widths = tuple(STEM_WIDTH * widening * factor for factor in (1, 2, 4))
+        return ResNet(
+            num_classes, block=BasicBlock, blocks=(4, 4, 4), widths=widths, stem_width=STEM_WIDTH
+        )
+    return WideResNet(num_classes, blocks=(depth - 4) // 6, widening=widening)
 
 
 class DenseLayer(nn.Module):
@@ -355,7 +336,7 @@ class DenseNet(ImageClassifier):
         self.classifier: nn.Module = nn.Linear(channels, num_classes)
 
 
-def densenet121(num_classes: int) -> DenseNet:
+def densenet121(num_classes: int, settings: DenseNetConfig) -> DenseNet:
     """DenseNet-121: D = 1024."""
     return DenseNet(num_classes, blocks=(6, 12, 24, 16), growth=32)
 
@@ -375,19 +356,14 @@ class LeNet(ImageClassifier):
     Without batch norms it overfits a small training set, which makes it the quickest honest
     example of overconfidence.
 
-    Args:
-        num_classes: K.
-        width: multiplies every layer; D = 84 width.
-    Raises:
-        InputError: width is not a whole number of at least 1.
+    `width` multiplies every layer; D = 84 width.
 
     Source: LeCun et al. 1998, section II.B.
     """
 
-    def __init__(self, num_classes: int, *, width: int = 1) -> None:
+    def __init__(self, num_classes: int, settings: LeNetConfig) -> None:
         super().__init__()
-        remedy = "give a whole number of at least 1"
-        require_range("model.width", width, low=1, remedy=remedy, whole=True)
+        width = settings.width
         self.num_features = 84 * width
         self.features = nn.Sequential(
             nn.Conv2d(3, 6 * width, 5),

@@ -3,67 +3,48 @@
 import difflib
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from semix.calib.config.model import TimmConfig
 from semix.calib.models.base import ImageClassifier, load_weights, modules_with_parameters
-from semix.calib.parameters import require_one_of, require_range
 from semix.data.errors import InputError
-
-Feature = Literal["post_norm", "pre_norm"]
 
 
 class TimmClassifier(ImageClassifier):
     """`timm.create_model(architecture, num_classes=K)`; nothing is downloaded.
 
-    Args:
-        num_classes: K.
-        architecture: a name of `timm.list_models()`, such as "resnet50".
-        weights: a safetensors file of that architecture; None: random initialisation. The
-            file's last layer is ignored if its number of classes differs; position embeddings for
-            another image size are resampled by timm. On the meta device only the file's header
-            is read and checked.
-        feature: "post_norm" is the input of the last layer. "pre_norm" is the input of the last
-            layer norm of a vision transformer: it moves that norm from the feature extractor into
-            the classifier, so the logits stay the same but the features are those before the norm.
-        image_size: pixels, for architectures of a fixed size, such as vision transformers; None
-            keeps the architecture's size.
+    Of `weights` the last layer is ignored if its number of classes differs; position embeddings for
+    another image size are resampled by timm. On the meta device only the file's header is read and
+    checked. `feature: pre_norm` moves the last layer norm of a vision transformer from the feature
+    extractor into the classifier, so the logits stay the same but the features are those before
+    the norm.
+
     Raises:
         InputError: an unknown architecture, one that does not end in one linear layer, weights
             that do not fit, or a value that the architecture does not take.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        architecture: str = "",
-        weights: str | None = None,
-        feature: Feature = "post_norm",
-        image_size: int | None = None,
-    ) -> None:
+    def __init__(self, num_classes: int, settings: TimmConfig) -> None:
         super().__init__()
-        require_one_of("model.feature", feature, ("post_norm", "pre_norm"))
-        if image_size is not None:
-            remedy = "give a whole number of pixels"
-            require_range("model.image_size", image_size, low=1, remedy=remedy, whole=True)
+        architecture, image_size = settings.architecture, settings.image_size
         with torch.device("meta"):  # shapes only; draws no random numbers
             meta = _create(architecture, num_classes, image_size)
             name = _name_of_last_layer(meta, architecture, image_size)
         if image_size is not None or meta.pretrained_cfg.get("fixed_input_size"):
             self.image_size = image_size or meta.pretrained_cfg["input_size"][-1]
         network = _create(architecture, num_classes, image_size)
-        if weights is not None:
-            load_weights(network, Path(weights), last=name)
+        if settings.weights is not None:
+            load_weights(network, Path(settings.weights), last=name)
         last = network.get_submodule(name)
         assert isinstance(last, nn.Linear)
         self.num_features = last.in_features
         network.set_submodule(name, nn.Identity())
         self.features: nn.Module = network
         self.classifier: nn.Module = last
-        if feature == "pre_norm":
+        if settings.feature == "pre_norm":
             norm = _remove_norm(network, architecture)
             self.classifier = nn.Sequential(OrderedDict(norm=norm, linear=last))
 

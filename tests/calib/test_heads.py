@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from semix.calib.config import MaCCalConfig, TSTConfig
+from semix.calib.config.loss import CrossEntropyConfig
 from semix.calib.heads import (
     MaskedBottleneckHead,
     SparsityController,
@@ -22,6 +22,7 @@ from semix.calib.heads import (
 from semix.calib.losses.base import CrossEntropy
 from semix.calib.stage_two import VariationalObjective
 from semix.data.errors import InputError
+from semix.data.settings import load_settings
 
 
 def features_and_targets(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -31,7 +32,7 @@ def features_and_targets(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def head(**params: object) -> MaskedBottleneckHead:
     torch.manual_seed(0)
-    return MaskedBottleneckHead(24, 4, **params)  # type: ignore[arg-type]
+    return MaskedBottleneckHead(24, 4, load_settings(MaCCalConfig, params))
 
 
 def optimiser_for(module: nn.Module) -> torch.optim.SGD:
@@ -59,10 +60,10 @@ def masked_weights(head: MaskedBottleneckHead) -> tuple[Tensor, Tensor]:
 
 
 def test_sizes_and_start():
-    module = MaskedBottleneckHead(2048, 10)
+    module = MaskedBottleneckHead(2048, 10, MaCCalConfig())
     assert (module.layer1.out_features, module.layer2.out_features) == (512, 10)
-    assert MaskedBottleneckHead(640, 100).layer1.out_features == 200
-    assert MaskedBottleneckHead(640, 100, hidden=7).layer1.out_features == 7
+    assert MaskedBottleneckHead(640, 100, MaCCalConfig()).layer1.out_features == 200
+    assert MaskedBottleneckHead(640, 100, MaCCalConfig(hidden=7)).layer1.out_features == 7
     assert module.mask1.all()
     assert module.mask2.all()
     deviation = (2 / 2048) ** 0.5  # Kaiming
@@ -72,7 +73,8 @@ def test_sizes_and_start():
 
 @pytest.mark.parametrize("inference", ["last", "expected"])
 def test_masked_training_forward_by_hand(inference: str):
-    module = MaskedBottleneckHead(2, 2, hidden=2, mask_mode="preserve", inference=inference)
+    settings = MaCCalConfig(hidden=2, mask_mode="preserve", inference=inference)
+    module = MaskedBottleneckHead(2, 2, settings)
     with torch.no_grad():
         module.layer1.weight.copy_(torch.tensor([[1.0, 2.0], [-1.0, 1.0]]))
         module.layer2.weight.copy_(torch.tensor([[1.0, 1.0], [0.0, 3.0]]))
@@ -85,7 +87,7 @@ def test_masked_training_forward_by_hand(inference: str):
 
 
 def test_masks_are_drawn_at_the_rate_and_from_the_generator_alone():
-    module = MaskedBottleneckHead(400, 10, hidden=100)
+    module = MaskedBottleneckHead(400, 10, MaCCalConfig(hidden=100))
     module.start_epoch(0.3, torch.Generator().manual_seed(5))
     first = module.mask1.clone()
     assert first.float().mean().item() == pytest.approx(0.3, abs=0.01)  # 4 deviations
@@ -188,8 +190,9 @@ def test_a_fraction_outside_its_range_is_refused(p: float):
 
 
 def controller(**params: object) -> SparsityController:
-    values = {"epochs": 40, "base_accuracy": 0.9, "chance": 0.1} | params
-    return SparsityController(**values)  # type: ignore[arg-type]
+    of_stage_one = {"base_accuracy": 0.9, "chance": 0.1}
+    of_stage_one |= {name: params.pop(name) for name in (*of_stage_one, "seed") if name in params}
+    return SparsityController(load_settings(MaCCalConfig, params), **of_stage_one)
 
 
 def test_delta_decays_from_its_largest_to_its_smallest():
@@ -276,6 +279,8 @@ def test_history_tells_each_epoch():
 
 
 def test_percent_is_refused():
+    with pytest.raises(ValueError, match=r"base_accuracy = 93\.0: give a fraction"):
+        controller(base_accuracy=93.0)
     with pytest.raises(ValueError, match=r"accuracy = 95\.0: give a fraction"):
         controller().end_epoch(accuracy=95.0, confidence=0.5)
 
@@ -303,7 +308,7 @@ def test_a_restored_run_equals_an_unbroken_one():
 
     torch.manual_seed(7)
     again, rule_again = (
-        MaskedBottleneckHead(24, 4),
+        MaskedBottleneckHead(24, 4, MaCCalConfig()),
         controller(epochs=4, base_accuracy=0.5, seed=3),
     )
     optimiser_again = optimiser_for(again)
@@ -322,7 +327,7 @@ def set_linear(layer: nn.Module, weight: list, bias: list) -> None:
 
 
 def test_tst_by_hand():
-    module = TSTHead(2, 2, latent=1)  # 2 -> 3 -> 1 -> 2
+    module = TSTHead(2, 2, TSTConfig(method="tst", latent=1))  # 2 -> 3 -> 1 -> 2
     set_linear(module.encoder[0], [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], [0.0, 0.5, 0.0])
     set_linear(module.encoder[2], [[1.0, 2.0, 4.0]], [-10.0])
     set_linear(module.classifier, [[1.0], [3.0]], [0.0, 1.0])
@@ -345,11 +350,11 @@ def test_heads_by_their_settings():
 
 def vtst(**params: int) -> VTSTHead:
     torch.manual_seed(0)
-    return VTSTHead(24, 4, **params)
+    return VTSTHead(24, 4, load_settings(TSTConfig, {"method": "vtst", **params}))
 
 
 def test_vtst_draws_by_hand():
-    module = VTSTHead(1, 2, latent=1, samples=2)
+    module = VTSTHead(1, 2, TSTConfig(method="vtst", latent=1, samples=2))
     for branch, bias in ((module.mean, 3.0), (module.log_variance, 0.0)):
         for parameter in branch.parameters():
             nn.init.zeros_(parameter)
@@ -379,7 +384,7 @@ def test_vtst_predicts_a_sample_alike_in_any_company_and_draws_only_in_training(
     assert torch.equal(torch.get_rng_state(), state)
     module.train()
     assert (module(features) - module(features)).abs().max() > 0.01
-    restored = VTSTHead(24, 4)  # other noise, until it is loaded
+    restored = vtst()  # other noise, until it is loaded
     restored.load_state_dict(module.state_dict())
     torch.testing.assert_close(restored.eval()(features), expected, rtol=0, atol=0)
 
@@ -407,7 +412,7 @@ def test_divergence_from_a_standard_normal():
 
 def test_vtst_trains_by_one_draw_and_the_divergence():
     module, (features, targets) = vtst(), features_and_targets()
-    objective = VariationalObjective(module, CrossEntropy(4)).train()
+    objective = VariationalObjective(module, CrossEntropy(4, CrossEntropyConfig())).train()
     torch.manual_seed(3)
     expected = module.train()(features)
     torch.manual_seed(3)
@@ -422,25 +427,28 @@ def test_vtst_trains_by_one_draw_and_the_divergence():
 @pytest.mark.parametrize(
     ("kind", "params", "text"),
     [
-        (head, {"mask_mode": "drop"}, r"head\.mask_mode = drop: choose one of reset, preserve"),
-        (head, {"inference": "mean"}, r"head\.inference = mean: choose one of last, expected, d"),
-        (head, {"inference": "expected"}, r"head\.inference = expected: reset weights are alre"),
+        (head, {"mask_mode": "drop"}, r"^mask_mode = 'drop': choose one of reset, preserve"),
+        (head, {"inference": "mean"}, r"^inference = 'mean': choose one of last, expected, d"),
+        (
+            head,
+            {"inference": "expected"},
+            r"^config: `inference` is expected: reset weights",
+        ),
         (
             head,
             {"mask_mode": "preserve", "inference": "dense"},
-            r"head\.inference = dense: .* or set head\.allow_unscaled",
+            r"^config: `inference` is dense: .* or set `allow_unscaled`",
         ),
-        (head, {"hidden": 0}, r"head\.hidden = 0: give a whole number of at least 1"),
-        (controller, {"epochs": 0}, r"head\.epochs = 0: give at least 1"),
-        (controller, {"base_accuracy": 93.0}, r"base_accuracy = 93\.0: give a fraction"),
-        (controller, {"p_min": 0.0}, r"head\.p_min = 0\.0: must lie in \(0, 1\]"),
-        (controller, {"p_start": 0.05}, r"head\.p_start = 0\.05: must lie in \[0\.1, 1\]"),
-        (controller, {"gamma": 1.2}, r"head\.gamma = 1\.2: must lie in \(0, 1\]"),
-        (controller, {"delta_max": 0}, r"head\.delta_max = 0: must lie in \(0, 1\]"),
-        (controller, {"delta_min": 0.2}, r"head\.delta_min = 0\.2: must lie in \(0, 0\.1\]"),
-        (partial(TSTHead, 24, 4), {"latent": 0}, r"head\.latent = 0: give a whole number of at"),
-        (vtst, {"latent": 1.5}, r"head\.latent = 1\.5: give a whole number of at least 1"),
-        (vtst, {"samples": 0}, r"head\.samples = 0: give a whole number of at least 1"),
+        (head, {"hidden": 0}, r"^hidden = 0: input should be greater than or equal to 1"),
+        (controller, {"epochs": 0}, r"^epochs = 0: input should be greater than or equal to 1"),
+        (controller, {"p_min": 0.0}, r"^p_min = 0\.0: input should be greater than 0"),
+        (controller, {"p_start": 0.05}, r"^config: `p_min` is 0\.1, above `p_start`, 0\.05"),
+        (controller, {"gamma": 1.2}, r"^gamma = 1\.2: input should be less than or equal to 1"),
+        (controller, {"delta_max": 0}, r"^delta_max = 0: input should be greater than 0"),
+        (controller, {"delta_min": 0.2}, r"^config: `delta_min` is 0\.2, above `delta_max`, 0\.1"),
+        (vtst, {"latent": 0}, r"^latent = 0: input should be greater than or equal to 1"),
+        (vtst, {"latent": 1.5}, r"^latent = 1\.5: input should be a valid integer"),
+        (vtst, {"samples": 0}, r"^samples = 0: input should be greater than or equal to 1"),
     ],
 )
 def test_bad_settings_are_named(kind: Callable, params: dict, text: str):

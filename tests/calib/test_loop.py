@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from semix.calib.batches import Batches, TrainingBatch
 from semix.calib.config import AugmentConfig
+from semix.calib.config.loss import LOSSES
+from semix.calib.config.method import METHODS
 from semix.calib.epoch_lines import EpochLines
 from semix.calib.loop import (
     CHECK_EVERY,
@@ -19,8 +21,7 @@ from semix.calib.loop import (
     check_compiler,
     confidence_and_label,
 )
-from semix.calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
-from semix.calib.methods import METHODS, build_method
+from semix.calib.losses import build_mixed_loss, build_training_loss
 from semix.calib.network import Network, WeightAverage
 from semix.calib.real_images import InMemoryImages
 from semix.data.dataset import MixedDataset
@@ -163,10 +164,9 @@ def make_step(make_config, accelerator, monkeypatch):
 
     def make(*overrides):
         config = make_config("model={name: lenet}", *overrides)
-        method = build_method(config.method.name, CLASSES, **config.method.params)
+        method = config.method.build(CLASSES)
         network = Network(config, CLASSES, method=method)
-        params = config.loss.params
-        loss = build_training_loss(config.loss.name, CLASSES, num_samples=60, params=params)
+        loss = build_training_loss(config.loss, CLASSES, num_samples=60)
         modules = [module.to(META).train() for module in (network, method, loss)]
         parameters = [p for module in modules for p in module.parameters()]
         step = TrainingStep(
@@ -193,7 +193,7 @@ def batch_size_for(count):
 
 
 STEPS = (
-    *(f"loss={{name: {name}}}" for name in REAL_LOSSES),
+    *(f"loss={{name: {name}}}" for name in LOSSES),
     *(f"method={{name: {name}}}" for name in METHODS),
     "method={name: rankmixup, kind: mndcg}",
     "loss={name: crl, variant: paper}",

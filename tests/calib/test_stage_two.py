@@ -18,7 +18,7 @@ from semix.calib import features
 from semix.calib.checkpoint import latest_checkpoint, save_checkpoint
 from semix.calib.config import TrainConfig
 from semix.calib.features import HeadFeedback
-from semix.calib.heads import SparsityController, build_head, controller_params
+from semix.calib.heads import SparsityController, build_head
 from semix.calib.loop import Diverged
 from semix.calib.losses import build_loss
 from semix.calib.metrics import calibration_metrics
@@ -166,10 +166,10 @@ def step_by_step(
     images, targets = stage.views.batches.images.tensor, stage.targets
     right = network(images)[0].argmax(1) == targets
     rule = SparsityController(
+        config.head,
         base_accuracy=right.float().mean().item(),
         chance=0.1,
         seed=derived_seed(0, "masks"),
-        **controller_params(config.head),
     )
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
     optimiser = torch.optim.SGD(head.parameters(), **settings)

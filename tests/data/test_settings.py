@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from semix.data.errors import InputError
 from semix.data.settings import Settings, load_settings, read_config_file, whole_path
@@ -37,10 +37,6 @@ Shape = Annotated[
 ByField = Annotated[Circle | Box, Field(discriminator="shape")]
 
 
-class Part(Settings):
-    model_config = ConfigDict(extra="allow")
-
-
 class Outer(Settings):
     inner: Inner = Inner()
     one: Shape | None = None
@@ -52,7 +48,6 @@ class Outer(Settings):
     maybe: Inner | None = None
     rate: float = Field(1e-3, gt=0, description="step size")
     kind: Literal["projection", "simplex"] = "projection"
-    part: Part = Field(Part(), json_schema_extra={"parts": {"deep": ["depth"]}})
 
 
 def test_yaml_and_overrides(tmp_path):
@@ -92,11 +87,10 @@ def test_each_mistake_is_named(values, message):
     [
         (
             "alphas=9",
-            r"^alphas: .* did you mean inner\.alphas or either\.alphas or maybe\.alphas\?$",
+            r"^alphas: .* did you mean inner\.alphas or maybe\.alphas or either\.alphas\?$",
         ),
         ("inner.rate=2", r"^inner\.rate: unknown setting; did you mean rate\?$"),
         ("height=2", r"^height: unknown setting; did you mean one\.height or by_field\.height\?$"),
-        ("depth=2", r"^depth: unknown setting; did you mean part\.depth\?$"),
     ],
 )
 def test_a_setting_that_another_section_has_is_named_with_its_section(override, message):

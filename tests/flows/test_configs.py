@@ -54,8 +54,16 @@ def test_a_setting_is_told_with_type_default_and_limits():
 def test_a_section_is_told_whole_and_parts_by_name():
     keys = [row["key"] for row in reference("train", "loss")]
     assert {"loss", "loss.name", "loss.gamma", "loss.smoothing"} <= set(keys)
-    (row,) = reference("train", "loss.smoothing")
-    assert row["type"] == "parameter of ecp, fedlas_ls, ls"
+    of_ls, _, of_fedlas_ls = reference("train", "loss.smoothing")
+    assert (of_ls["type"], of_ls["default"]) == ("number", 0.05)
+    assert of_fedlas_ls["limits"] == ["where loss.name is fedlas_ls", "at least 0", "at most 0.5"]
+    rows = reference("train", "loss.ls")
+    assert [row["key"] for row in rows] == ["loss.name", "loss.smoothing"]
+    assert rows[0]["description"].startswith("Label smoothing. Source: ")
+    assert {row["key"] for row in reference("train", "head.loss.ls")} == {
+        "head.loss.name",
+        "head.loss.smoothing",
+    }
     (mac_cal, tst) = reference("train", "head.optimiser.learning_rate")
     assert (mac_cal["default"], tst["default"]) == (None, 1e-4)  # it follows the batch
     assert tst["limits"] == ["where head.method is tst or vtst", "above 0"]
@@ -66,8 +74,7 @@ def test_every_setting_is_there_and_says_what_it_is(command):
     rows = reference(command)
     assert set(models()[command].model_fields) <= {row["key"] for row in rows}
     for row in rows:
-        needs_no_text = row["key"].endswith(".name") or row["type"].startswith("parameter of")
-        assert row["description"] or needs_no_text, row["key"]
+        assert row["description"], row["key"]
         assert "any value" not in row["type"], row["key"]
 
 

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from semix.calib.config import TrainConfig
+from semix.calib.config.loss import LOSSES
+from semix.calib.config.method import METHODS
 from semix.calib.evaluate import evaluate_run
 from semix.calib.judge import Judge
-from semix.calib.losses import REAL_LOSSES
-from semix.calib.methods import METHODS
 from semix.calib.run_folder import claim_run
 from semix.calib.stopping import Interrupted, never
 from semix.calib.train import train_run
@@ -443,7 +443,7 @@ def test_trainings_and_their_figures_are_those_of_the_cpu(settings, train_on):
 SHORT = ("epochs=1", "head.epochs=1", "evaluation.bootstrap=0")
 
 
-@pytest.mark.parametrize("loss", REAL_LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_trains_on_the_device(loss, train_on):
     overrides = (f"loss.name={loss}", "mixed.loss=soft_ce", "epochs=1", "head=null")
     expected = train_on("cpu", *overrides)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from semix.calib.config.loss import LOSSES as SETTINGS
 from semix.calib.losses import build_training_loss
 from semix.calib.losses.base import Outputs
 
@@ -29,7 +30,7 @@ def train(name: str, *, process: int = 0, processes: int = 1) -> dict[str, Any]:
     inputs = torch.randn(SAMPLES, FEATURES, generator=rng)
     targets = torch.randint(CLASSES, (SAMPLES,), generator=rng)
     weights = torch.randn(FEATURES, CLASSES, generator=rng).requires_grad_()
-    loss = build_training_loss(name, CLASSES, num_samples=SAMPLES, params=LOSSES[name])
+    loss = build_training_loss(SETTINGS[name](**LOSSES[name]), CLASSES, num_samples=SAMPLES)
     curve = []
     for _ in range(EPOCHS):
         for batch in torch.randperm(SAMPLES, generator=rng).split(BATCH):

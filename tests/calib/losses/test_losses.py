@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semix.calib.losses import REAL_LOSSES, build_loss, build_mixed_loss, build_training_loss
+from semix.calib.config.loss import LOSSES as LOSS_SETTINGS
+from semix.calib.losses import build_loss, build_mixed_loss, build_training_loss
 from semix.calib.losses.base import Outputs, RealLoss, gather_rows
 from semix.data.errors import InputError
 from tests.calib.losses.small_training import LOSSES, train
@@ -39,7 +40,7 @@ def test_cross_entropy_by_hand():
 
 def build_eval(name: str) -> RealLoss:
     """A loss in eval mode for 10 classes and 16 training images, with a history if it has one."""
-    loss = build_training_loss(name, 10, num_samples=16, params={}).eval()
+    loss = build_training_loss(LOSS_SETTINGS[name](), 10, num_samples=16).eval()
     if name == "crl":
         loss.right.copy_(torch.arange(16) % 3)
     if name == "ada_focal":
@@ -47,7 +48,7 @@ def build_eval(name: str) -> RealLoss:
     return loss
 
 
-@pytest.mark.parametrize("name", REAL_LOSSES)
+@pytest.mark.parametrize("name", LOSS_SETTINGS)
 def test_every_loss_is_called_alike(name: str):
     logits, targets, features = random_batch()
     logits.requires_grad_()
@@ -59,7 +60,7 @@ def test_every_loss_is_called_alike(name: str):
     assert logits.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", REAL_LOSSES)
+@pytest.mark.parametrize("name", LOSS_SETTINGS)
 def test_autocast_does_not_round_the_loss(name: str):
     logits, targets, features = random_batch()
     loss, inputs = build_eval(name), {"features": features, "indices": torch.arange(16)}
@@ -69,7 +70,7 @@ def test_autocast_does_not_round_the_loss(name: str):
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", REAL_LOSSES)
+@pytest.mark.parametrize("name", LOSS_SETTINGS)
 def test_half_precision_logits_are_summed_in_float32(name: str):
     logits, targets, features = random_batch()
     loss, indices = build_eval(name), torch.arange(16)
@@ -79,10 +80,10 @@ def test_half_precision_logits_are_summed_in_float32(name: str):
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", REAL_LOSSES)
+@pytest.mark.parametrize("name", LOSS_SETTINGS)
 def test_settings_are_checked_without_memory(name: str):
     with torch.device("meta"):
-        loss = build_training_loss(name, 10, num_samples=1, params={})
+        loss = build_training_loss(LOSS_SETTINGS[name](), 10, num_samples=1)
     assert all(tensor.is_meta for tensor in loss.state_dict().values())
 
 
@@ -95,7 +96,7 @@ def test_state_survives_save_and_load(name: str, tmp_path: Path):
 
     def fresh(seed: int) -> RealLoss:
         torch.manual_seed(seed)
-        return build_training_loss(name, 10, num_samples=16, params={})
+        return build_training_loss(LOSS_SETTINGS[name](), 10, num_samples=16)
 
     loss, restored, other = fresh(0), fresh(1), fresh(1)
     loss(logits, targets, **inputs)
@@ -173,48 +174,100 @@ def test_labels_that_would_be_broadcast_are_refused(name: str):
             {},
             r"loss\.name = mbsl: did you mean mbls\? choose one of ce, ls, mbls, acls, ",
         ),
-        ("ls", {"smooth": 0.1}, r"loss\.smooth = 0\.1: unknown parameter; choose from smoothing$"),
-        ("ce", {"smoothing": 0.1}, r"loss\.smoothing = 0\.1: unknown parameter"),
-        ("ls", {"smoothing": 1.5}, r"loss\.smoothing = 1\.5: must lie in \[0, 1\]"),
-        ("ls", {"smoothing": math.nan}, r"loss\.smoothing = nan: must lie in \[0, 1\]"),
-        ("ls", {"smoothing": "0.1"}, r"loss\.smoothing = 0\.1: must lie in \[0, 1\]"),
-        ("mbls", {"margin": -1}, r"loss\.margin = -1: must be 0 or more"),
-        ("mbls", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
-        ("acls", {"margin": -1}, r"loss\.margin = -1: must be 0 or more"),
-        ("acls", {"positive": -1}, r"loss\.positive = -1: must be 0 or more"),
-        ("acls", {"negative": -1}, r"loss\.negative = -1: must be 0 or more"),
-        ("acls", {"weight": True}, r"loss\.weight = True: must be 0 or more"),
-        ("focal", {"gamma": -0.5}, r"loss\.gamma = -0\.5: must be 0 or more"),
-        ("flsd53", {"gamma": 3}, r"loss\.gamma = 3: unknown parameter"),
-        ("dual_focal", {"gamma": math.nan}, r"loss\.gamma = nan: must be 0 or more"),
-        ("ecp", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
-        ("ecp", {"variant": "sum"}, r"loss\.variant = sum: choose one of code, paper"),
-        ("fedlas_mbls", {"weight": 0.6}, r"loss\.weight = 0\.6: must lie in \[0, 0\.5\]"),
-        ("fedlas_mbls", {"margin": -1}, r"loss\.margin = -1: must be 0 or more"),
-        ("fedlas_ls", {"smoothing": 0.6}, r"loss\.smoothing = 0\.6: must lie in \[0, 0\.5\]"),
-        ("fedlas_ls", {"beta": -1}, r"loss\.beta = -1: must be 0 or more"),
-        ("fedlas_ls", {"momentum": 0}, r"loss\.momentum = 0: must lie in \(0, 1\]"),
-        ("fedlas_ls", {"variant": "x"}, r"loss\.variant = x: choose one of code, paper"),
-        ("fedlas_ls", {"norm_start": "x"}, r"loss\.norm_start = x: choose one of fixed, first_"),
-        ("ada_focal", {"bins": 0}, r"loss\.bins = 0: give a whole number of at least 1"),
-        ("ada_focal", {"rate": -1}, r"loss\.rate = -1: must be 0 or more"),
-        ("ada_focal", {"gamma": 21}, r"loss\.gamma = 21: must lie in \[-2\.0, 20\.0\]"),
-        ("ada_focal", {"switch": -0.1}, r"loss\.switch = -0\.1: must lie in \[0, 20\.0\]"),
-        ("ada_focal", {"gamma_min": 0.1}, r"loss\.gamma_min = 0\.1: must be 0 or less"),
-        ("ada_focal", {"gamma_max": -1}, r"loss\.gamma_max = -1: must be 0 or more"),
-        ("cpc", {"binary_weight": -1}, r"loss\.binary_weight = -1: must be 0 or more"),
-        ("cpc", {"exclusion_weight": -1}, r"loss\.exclusion_weight = -1: must be 0 or more"),
-        ("cpc", {"variant": "x"}, r"loss\.variant = x: choose one of code, paper"),
-        ("mdca", {"base": "ls"}, r"loss\.base = ls: choose one of ce, focal"),
-        ("mdca", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
-        ("mdca", {"gamma": -1}, r"loss\.gamma = -1: must be 0 or more"),
-        ("mmce", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
-        ("mmce", {"bandwidth": 0}, r"loss\.bandwidth = 0: must be above 0"),
-        ("mmce_weighted", {"variant": "x"}, r"loss\.variant = x: choose one of code, paper"),
-        ("crl", {}, r"loss\.num_samples = 0: give the number of training images, at least 1"),
-        ("crl", {"num_samples": 4, "weight": -1}, r"loss\.weight = -1: must be 0 or more"),
-        ("crl", {"num_samples": 4, "confidence": "x"}, r"loss\.confidence = x: choose one of so"),
-        ("crl", {"num_samples": 4, "variant": "x"}, r"loss\.variant = x: choose one of code, pa"),
+        ("ls", {"smooth": 0.1}, r"loss\.smooth: unknown setting; did you mean loss\.smoothing\?$"),
+        ("ce", {"smoothing": 0.1}, r"loss\.smoothing: unknown setting"),
+        (
+            "ls",
+            {"smoothing": 1.5},
+            r"loss\.smoothing = 1\.5: input should be less than or equal to 1",
+        ),
+        ("ls", {"smoothing": math.nan}, r"loss\.smoothing = nan: input should be a finite number"),
+        ("ls", {"smoothing": "0.1"}, r"loss\.smoothing = '0\.1': input should be a valid number"),
+        ("mbls", {"margin": -1}, r"loss\.margin = -1: input should be greater than or equal to 0"),
+        ("mbls", {"weight": -1}, r"loss\.weight = -1: input should be greater than or equal to 0"),
+        ("acls", {"margin": -1}, r"loss\.margin = -1: input should be greater than or equal to 0"),
+        (
+            "acls",
+            {"positive": -1},
+            r"loss\.positive = -1: input should be greater than or equal to 0",
+        ),
+        (
+            "acls",
+            {"negative": -1},
+            r"loss\.negative = -1: input should be greater than or equal to 0",
+        ),
+        ("acls", {"weight": True}, r"loss\.weight = True: input should be a valid number"),
+        (
+            "focal",
+            {"gamma": -0.5},
+            r"loss\.gamma = -0\.5: input should be greater than or equal to 0",
+        ),
+        ("flsd53", {"gamma": 3}, r"loss\.gamma: unknown setting"),
+        ("dual_focal", {"gamma": math.nan}, r"loss\.gamma = nan: input should be a finite number"),
+        ("ecp", {"weight": -1}, r"loss\.weight = -1: input should be greater than or equal to 0"),
+        ("ecp", {"variant": "sum"}, r"loss\.variant = 'sum': choose one of code, paper"),
+        (
+            "fedlas_mbls",
+            {"weight": 0.6},
+            r"loss\.weight = 0\.6: input should be less than or equal to 0\.5",
+        ),
+        (
+            "fedlas_mbls",
+            {"margin": -1},
+            r"loss\.margin = -1: input should be greater than or equal to 0",
+        ),
+        (
+            "fedlas_ls",
+            {"smoothing": 0.6},
+            r"loss\.smoothing = 0\.6: input should be less than or equal to 0\.5",
+        ),
+        ("fedlas_ls", {"beta": -1}, r"loss\.beta = -1: input should be greater than or equal to 0"),
+        ("fedlas_ls", {"momentum": 0}, r"loss\.momentum = 0: input should be greater than 0"),
+        ("fedlas_ls", {"variant": "x"}, r"loss\.variant = 'x': choose one of code, paper"),
+        ("fedlas_ls", {"norm_start": "x"}, r"loss\.norm_start = 'x': choose one of fixed, first_"),
+        ("ada_focal", {"bins": 0}, r"loss\.bins = 0: input should be greater than or equal to 1"),
+        ("ada_focal", {"rate": -1}, r"loss\.rate = -1: input should be greater than or equal to 0"),
+        ("ada_focal", {"gamma": 21}, r"loss: `gamma` is 21: must lie in \[-2, 20\]"),
+        (
+            "ada_focal",
+            {"switch": -0.1},
+            r"loss\.switch = -0\.1: input should be greater than or equal to 0",
+        ),
+        (
+            "ada_focal",
+            {"gamma_min": 0.1},
+            r"loss\.gamma_min = 0\.1: input should be less than or equal to 0",
+        ),
+        (
+            "ada_focal",
+            {"gamma_max": -1},
+            r"loss\.gamma_max = -1: input should be greater than or equal to 0",
+        ),
+        (
+            "cpc",
+            {"binary_weight": -1},
+            r"loss\.binary_weight = -1: input should be greater than or equal to 0",
+        ),
+        (
+            "cpc",
+            {"exclusion_weight": -1},
+            r"loss\.exclusion_weight = -1: input should be greater than or equal to 0",
+        ),
+        ("cpc", {"variant": "x"}, r"loss\.variant = 'x': choose one of code, paper"),
+        ("mdca", {"base": "ls"}, r"loss\.base = 'ls': choose one of ce, focal"),
+        ("mdca", {"weight": -1}, r"loss\.weight = -1: input should be greater than or equal to 0"),
+        ("mdca", {"gamma": -1}, r"loss\.gamma = -1: input should be greater than or equal to 0"),
+        ("mmce", {"weight": -1}, r"loss\.weight = -1: input should be greater than or equal to 0"),
+        ("mmce", {"bandwidth": 0}, r"loss\.bandwidth = 0: input should be greater than 0"),
+        ("mmce_weighted", {"variant": "x"}, r"loss\.variant = 'x': choose one of code, paper"),
+        ("crl", {}, r"loss\.num_samples = None: give the number of training images, at least 1"),
+        (
+            "crl",
+            {"num_samples": 4, "weight": -1},
+            r"loss\.weight = -1: input should be greater than or equal to 0",
+        ),
+        ("crl", {"num_samples": 4, "confidence": "x"}, r"loss\.confidence = 'x': choose one of so"),
+        ("crl", {"num_samples": 4, "variant": "x"}, r"loss\.variant = 'x': choose one of code, pa"),
     ],
 )
 def test_bad_settings_are_named(name: str, params: dict, text: str):

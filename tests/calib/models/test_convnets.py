@@ -9,7 +9,8 @@ from timm.layers import BatchNormAct2d
 from timm.models.resnetv2 import DownsampleConv, PreActBasic
 from torch import nn
 
-from semix.calib.models import MODELS, build_model, convnets
+from semix.calib.config.model import MODELS
+from semix.calib.models import build_model, convnets
 from semix.calib.models.convnets import (
     FOUR_STAGES,
     THREE_STAGES,
@@ -225,13 +226,23 @@ def test_how_many_parts_can_be_frozen(name: str, parts: int):
             {},
             r"model\.name = resnet51: did you mean resnet56\? choose one of lenet, .*timm$",
         ),
-        ("resnet8", 10, {"depth": 3}, r"model\.depth = 3: unknown parameter; choose from width$"),
-        ("resnet8", 10, {"blocks": 3}, r"model\.blocks = 3: unknown parameter"),
-        ("resnet8", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),
-        ("resnet8", 10, {"width": 1.5}, r"model\.width = 1\.5: give a whole number"),
-        ("resnet50", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),
-        ("wrn26_10", 10, {"width": 2}, r"model\.width = 2: unknown parameter"),
-        ("resnet50", 10, {"stem": "7x7"}, r"model\.stem = 7x7: choose one of small, imagenet"),
+        ("resnet8", 10, {"depth": 3}, r"model\.depth: unknown setting; did you mean model\.width"),
+        ("resnet8", 10, {"blocks": 3}, r"model\.blocks: unknown setting"),
+        (
+            "resnet8",
+            10,
+            {"width": 0},
+            r"model\.width = 0: input should be greater than or equal to 1",
+        ),
+        ("resnet8", 10, {"width": 1.5}, r"model\.width = 1\.5: input should be a valid integer"),
+        (
+            "resnet50",
+            10,
+            {"width": 0},
+            r"model\.width = 0: input should be greater than or equal to 1",
+        ),
+        ("wrn26_10", 10, {"width": 2}, r"model\.width: unknown setting"),
+        ("resnet50", 10, {"stem": "7x7"}, r"model\.stem = '7x7': choose one of small, imagenet"),
         ("resnet8", 1, {}, r"num_classes = 1: give a whole number of at least 2"),
     ],
 )

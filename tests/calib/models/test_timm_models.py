@@ -162,7 +162,7 @@ def test_the_seed_decides_the_weights_and_planning_draws_nothing():
         ),
         (
             {"architecture": VIT, "feature": "x"},
-            r"model\.feature = x: choose one of post_norm, pre_",
+            r"model\.feature = 'x': choose one of post_norm, pre_",
         ),
         (
             {"architecture": "test_resnet", "feature": "pre_norm"},
@@ -178,7 +178,7 @@ def test_the_seed_decides_the_weights_and_planning_draws_nothing():
         ),
         (
             {"architecture": VIT, "image_size": 0},
-            r"model\.image_size = 0: give a whole number of p",
+            r"model\.image_size = 0: input should be greater than or equal to 1",
         ),
         (
             {"architecture": VIT, "image_size": 8},

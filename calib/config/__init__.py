@@ -1,101 +1,33 @@
 """The settings of a training run."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
-    JsonValue,
-    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from semix.calib.config.loss import CrossEntropyConfig, LossConfig, MixedLossName
+from semix.calib.config.method import MethodConfig, PlainConfig
+from semix.calib.config.model import (
+    IMAGENET_STEM,
+    IMAGENET_STEM_MIN_SIDE,
+    SMALL_STEM,
+    ModelConfig,
+    ResNetConfig,
+)
 from semix.calib.kinds import STANDARD, CalibratorName
-from semix.calib.parameters import check_parameter_names, look_up
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
-from semix.data.settings import Settings
+from semix.data.settings import Settings, one_of
 from semix.data.splits import RealDataConfig
 
 MIN_IMAGES_PER_PROCESS = 2  # real ones, and mixed ones: batch norms compute a variance
-Parameters = Mapping[str, Sequence[str]]  # names of parameters by name of loss, method or model
-
-LOSSES: Parameters = {
-    "ce": (),
-    "ls": ("smoothing",),
-    "mbls": ("margin", "weight"),
-    "acls": ("margin", "positive", "negative", "weight"),
-    "focal": ("gamma",),
-    "flsd53": (),
-    "dual_focal": ("gamma",),
-    "ada_focal": ("bins", "gamma", "rate", "switch", "gamma_min", "gamma_max"),
-    "mmce": ("weight", "bandwidth", "variant"),
-    "mmce_weighted": ("weight", "bandwidth", "variant"),
-    "mdca": ("weight", "base", "gamma"),
-    "ecp": ("weight", "smoothing", "variant"),
-    "brier": (),
-    "cpc": ("binary_weight", "exclusion_weight", "variant"),
-    "crl": ("weight", "confidence", "num_samples", "variant"),
-    "fedlas_ls": ("smoothing", "beta", "momentum", "norm_start", "variant"),
-    "fedlas_mbls": ("weight", "margin", "beta", "momentum", "norm_start", "variant"),
-}
-MIXED_LOSSES: Parameters = {"l2": (), "soft_ce": ()}
-METHODS: Parameters = {
-    "plain": (),
-    "mixup": ("alpha", "heavier"),
-    "cutmix": ("alpha",),
-    "regmixup": ("alpha", "weight", "variant"),
-    "rankmixup": ("kind", "weight", "alpha", "margin", "mixes", "variant"),
-    "mit": ("alpha", "margin"),
-    "plp": ("gamma",),
-    "balcal": ("delta", "start", "etf_scale"),
-}
-_DEPTHS = (8, 14, 20, 32, 44, 56, 110)
-MODELS_WITH_STEM = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-SMALL_STEM, IMAGENET_STEM = "small", "imagenet"  # a 3x3 convolution; or 7x7, then max pooling
-IMAGENET_STEM_MIN_SIDE = 96  # pixels; smaller images would end in feature maps of at most 2 x 2
-_BOTTLENECK_RESNET = "resnet110_bottleneck"
-MODELS: Parameters = {
-    "lenet": ("width",),
-    **{f"resnet{depth}": ("width",) for depth in _DEPTHS},
-    **dict.fromkeys(MODELS_WITH_STEM, ("width", "stem")),
-    _BOTTLENECK_RESNET: ("width",),
-    **{f"{name}_tiny": ("width",) for name in (*MODELS_WITH_STEM, _BOTTLENECK_RESNET)},
-    "wrn26_10": (),
-    "wrn28_10": (),
-    "wrn40_2": (),
-    "densenet121": (),
-    "timm": ("architecture", "weights", "feature", "image_size"),
-}
-
-
-def component_schema(components: Parameters) -> dict[str, JsonValue]:
-    """For the JSON schema of a field: the components that it may name, and their parameters."""
-    return {"parts": {name: list(params) for name, params in components.items()}}
-
-
-class ComponentConfig(Settings):
-    """A loss, method or model by name; every other key is one of its parameters."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = Field(description="of the loss, method or model")
-
-    def check(self, components: Parameters, field: str) -> None:
-        """Raise InputError for a name or a parameter that is not among the `components`."""
-        check_parameter_names(
-            self.params, look_up(components, self.name, field=f"{field}.name"), field=field
-        )
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class OptimiserConfig(Settings):
@@ -128,7 +60,9 @@ class MixedConfig(Settings):
         None, description="index/N.json to train on; none pins the newest when the run starts"
     )
     weight: float = Field(1.0, ge=0, description="of the mixed loss; the real loss has weight 1")
-    loss: str = Field("l2", description="l2: squared error of probabilities; or soft_ce")
+    loss: MixedLossName = Field(
+        "l2", description="squared error of probabilities, or cross-entropy with soft labels"
+    )
     per_real: float = Field(
         2.0,
         gt=0,
@@ -275,11 +209,7 @@ class MaCCalConfig(SecondStageConfig):
 
     method: Literal["mac_cal"] = Field("mac_cal", description="mac_cal, tst or vtst")
     augment: bool = Field(False, description=AUGMENT_DESCRIPTION)
-    loss: ComponentConfig = Field(
-        ComponentConfig(name="ce"),
-        description="on real images",
-        json_schema_extra=component_schema(LOSSES),
-    )
+    loss: LossConfig = Field(CrossEntropyConfig(), description="on real images")
     select: Literal["last", "ece"] = Field(
         "last", description="which epoch's head to keep; ece is that on validation"
     )
@@ -306,6 +236,29 @@ class MaCCalConfig(SecondStageConfig):
         " over the steps of an epoch lag behind",
     )
 
+    @model_validator(mode="after")
+    def _check_inference(self) -> Self:
+        if self.mask_mode == "reset" and self.inference != "last":
+            raise ValueError(
+                f"`inference` is {self.inference}: reset weights are already sparse; use last, or "
+                "`mask_mode: preserve`"
+            )
+        if self.inference == "dense" and not self.allow_unscaled:
+            raise ValueError(
+                "`inference` is dense: weights trained under a mask and used without it are worse "
+                "calibrated than no head; use last or expected, or set `allow_unscaled` for a "
+                "comparison"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        for low, high in (("p_min", "p_start"), ("delta_min", "delta_max")):
+            least, most = getattr(self, low), getattr(self, high)
+            if least > most:
+                raise ValueError(f"`{low}` is {least:g}, above `{high}`, {most:g}")
+        return self
+
 
 class TSTConfig(SecondStageConfig):
     """TST: replace the linear head by a small network to a latent space and a linear layer."""
@@ -319,20 +272,11 @@ class TSTConfig(SecondStageConfig):
     )
 
 
-def method(head: Any) -> str:
-    """The method of a head's settings. pydantic's errors name it after this function."""
-    default = "mac_cal"
-    if isinstance(head, dict):
-        return str(head.get("method", default))
-    return str(getattr(head, "method", default))
-
-
-HeadConfig = Annotated[
-    Annotated[MaCCalConfig, Tag("mac_cal")]
-    | Annotated[TSTConfig, Tag("tst")]
-    | Annotated[TSTConfig, Tag("vtst")],
-    Discriminator(method),
-]
+HEADS = {"mac_cal": MaCCalConfig, "tst": TSTConfig, "vtst": TSTConfig}
+if TYPE_CHECKING:
+    HeadConfig = MaCCalConfig | TSTConfig
+else:
+    HeadConfig = one_of(HEADS, key="method", default="mac_cal")
 
 
 class ShiftConfig(Settings):
@@ -451,22 +395,16 @@ class TrainConfig(Settings):
         description="processes per trainer that read real images; none: as many as it has cores",
     )
     mixed: MixedConfig | None = Field(None, description="mixed dataset; none trains on real only")
-    loss: ComponentConfig = Field(
-        ComponentConfig(name="ce"),
-        description="on real images",
-        json_schema_extra=component_schema(LOSSES),
-    )
-    method: ComponentConfig = Field(
-        ComponentConfig(name="plain"),
+    loss: LossConfig = Field(CrossEntropyConfig(), description="on real images")
+    method: MethodConfig = Field(
+        PlainConfig(),
         description="how real images are mixed or the classifier is changed in training",
-        json_schema_extra=component_schema(METHODS),
     )
-    model: ComponentConfig = Field(
+    model: ModelConfig = Field(
         description="the classifier; resnet18 to resnet152 take the ImageNet stem (a 7x7 "
         "convolution of stride 2, max pooling) where real.image_size is "
         f"{IMAGENET_STEM_MIN_SIDE} or more, else a 3x3 one; `stem: {SMALL_STEM}` or "
         f"`stem: {IMAGENET_STEM}` says otherwise",
-        json_schema_extra=component_schema(MODELS),
     )
     epochs: int = Field(200, ge=1, description="passes over the real training images")
     batch_size: int = Field(128, ge=2, description="real images per step, over all processes")
@@ -502,14 +440,14 @@ class TrainConfig(Settings):
 
     @field_validator("model")
     @classmethod
-    def _add_imagenet_stem(cls, model: ComponentConfig, info: ValidationInfo) -> ComponentConfig:
+    def _add_imagenet_stem(cls, model: ModelConfig, info: ValidationInfo) -> ModelConfig:
         """Add the ImageNet stem for large images to the settings, and so to their identity."""
         real = info.data.get("real")  # None if it is invalid
-        if real is None or model.name not in MODELS_WITH_STEM or "stem" in model.params:
+        if real is None or not isinstance(model, ResNetConfig) or "stem" in model.params:
             return model
         if real.image_size < IMAGENET_STEM_MIN_SIDE:
             return model
-        return ComponentConfig.model_validate({**model.model_dump(), "stem": IMAGENET_STEM})
+        return model.model_copy(update={"stem": IMAGENET_STEM})
 
     def identity(self) -> dict[str, object]:
         """The settings that influence the trained weights of a seed, as plain values."""
