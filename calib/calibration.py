@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semix.calib.calibrators import CALIBRATORS, Calibrator, TemperatureScaling
-from semix.calib.kinds import STANDARD, CalibratorName
+from semix.calib.calibrators import CALIBRATORS, STANDARD, CalibratorName
+from semix.calib.calibrators.base import Calibrator
+from semix.calib.calibrators.scaling import TemperatureScaling
 from semix.calib.metrics.conformal import SCORES, nonconformity, threshold
 from semix.calib.run_folder import StageName, report_damage, seed_folder
 from semix.calib.temperature import fit_temperature
@@ -94,8 +95,7 @@ class Calibration:
             KeyError, TypeError, ValueError: the state is damaged.
         """
         calibrators = {
-            name: CALIBRATORS[name].type.from_state(each)
-            for name, each in state["calibrators"].items()
+            name: CALIBRATORS[name].from_state(each) for name, each in state["calibrators"].items()
         }
         thresholds = {
             score: {

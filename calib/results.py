@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pydantic import TypeAdapter
 
+from semix.calib.calibrators import PLAIN, split_kind
 from semix.calib.config import TrainConfig
-from semix.calib.kinds import PLAIN, split_kind
 from semix.calib.replicates import Comparison, Unit, centre_resamples
 from semix.calib.run_folder import (
     CONFIG,

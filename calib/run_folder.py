@@ -79,7 +79,7 @@ class Measures(TypedDict):
     bins: int
     temperature: float
     validation_accuracy: NotRequired[float]  # as trained
-    kinds: dict[str, dict[str, float]]  # measures by kind of calibration: `semix.calib.kinds`
+    kinds: dict[str, dict[str, float]]  # measures by kind of calibration: `semix.calib.calibrators`
     conformal: dict[str, dict[str, float]]  # of the scaled logits, by nonconformity score
     intervals: NotRequired[dict[str, Intervals]]  # by kind
     # Measures on bootstrap resamples, by kind and measure, for `semix.calib.replicates`.

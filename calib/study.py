@@ -11,9 +11,9 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
+from semix.calib.calibrators import PLAIN, CalibratorName
 from semix.calib.check import check_launch, check_modules, check_settings
 from semix.calib.config import Criterion, Seeds, TrainConfig
-from semix.calib.kinds import PLAIN, CalibratorName
 from semix.data.errors import NOT_SHOWN, InputError
 from semix.data.settings import Settings, load_settings, whole_path
 

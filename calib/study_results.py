@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from semix.calib.kinds import PLAIN
+from semix.calib.calibrators import PLAIN
 from semix.calib.replicates import (
     Comparison,
     Unit,

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from semix.calib.kinds import PLAIN
+from semix.calib.calibrators import PLAIN
 from semix.calib.replicates import COMPARED_MEASURES, Comparison, Unit
 from semix.calib.results import (
     MEASURE,

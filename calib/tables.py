@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semix.calib.kinds import CALIBRATOR_LABELS, PLAIN
+from semix.calib.calibrators import CALIBRATORS, PLAIN
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     ACCURACY,
@@ -32,8 +32,11 @@ from semix.data.printable import markdown_text, printable, printable_line, sprea
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MAIN_KINDS: dict[str, str] = {PLAIN: "as trained", "scaled": CALIBRATOR_LABELS["scaled"]}
-KIND_LABELS: dict[str, str] = {PLAIN: "", **CALIBRATOR_LABELS}
+MAIN_KINDS: dict[str, str] = {PLAIN: "as trained", "scaled": CALIBRATORS["scaled"].label}
+KIND_LABELS: dict[str, str] = {
+    PLAIN: "",
+    **{name: kind.label for name, kind in CALIBRATORS.items()},
+}
 PROPER = (NLL, MEASURE["brier"])
 RELATIVE_DECREASE = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
@@ -374,7 +377,7 @@ def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCe
 
 
 def improvements(
-    methods: Sequence[MethodResult], kinds: Sequence[str] = tuple(CALIBRATOR_LABELS)
+    methods: Sequence[MethodResult], kinds: Sequence[str] = tuple(CALIBRATORS)
 ) -> Table:
     """The relative decrease of proper scores by each kind of post-hoc calibration."""
 

@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from semix.calib.calibrators import STANDARD, CalibratorName
 from semix.calib.config.loss import CrossEntropyConfig, LossConfig, MixedLossName
 from semix.calib.config.method import MethodConfig, PlainConfig
 from semix.calib.config.model import (
@@ -21,7 +22,6 @@ from semix.calib.config.model import (
     ModelConfig,
     ResNetConfig,
 )
-from semix.calib.kinds import STANDARD, CalibratorName
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
 from semix.data.settings import Settings, one_of

@@ -13,12 +13,12 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from semix.calib.calibration import Calibration, read_calibration, write_calibrations
+from semix.calib.calibrators import PLAIN
 from semix.calib.check import check_evaluation
 from semix.calib.config import EvaluationConfig, TrainConfig
 from semix.calib.evaluate.ensemble import ensemble_of
 from semix.calib.evaluate.predictions import TrainedSeed
 from semix.calib.evaluate.shift_ood import Classifiers, measure_ood, measure_shift
-from semix.calib.kinds import PLAIN
 from semix.calib.metrics.bootstrap import INTERVALS, intervals_of, resampled
 from semix.calib.metrics.conformal import SCORES, measure_sets
 from semix.calib.metrics.measures import summarise

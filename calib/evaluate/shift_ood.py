@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from semix.calib.calibration import Calibration
-from semix.calib.calibrators import Calibrator
+from semix.calib.calibrators.base import Calibrator
 from semix.calib.check import MEAN, corruption_names
 from semix.calib.config import OODDataConfig, ShiftConfig
 from semix.calib.corruptions import corrupt

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from semix.calib.calibration import Calibration, read_calibration
-from semix.calib.calibrators import CALIBRATORS
+from semix.calib.calibrators import CALIBRATORS, STANDARD
 from semix.calib.calibrators.scaling import TemperatureScaling
 from semix.calib.check import check_evaluation
 from semix.calib.checkpoint import read_metadata, save_tensors
@@ -23,7 +23,6 @@ from semix.calib.corruptions import corrupt
 from semix.calib.evaluate import evaluate_run, measure
 from semix.calib.evaluate.predictions import TrainedSeed
 from semix.calib.evaluate.shift_ood import images_to_corrupt, measure_cell
-from semix.calib.kinds import STANDARD
 from semix.calib.metrics import calibration_metrics, max_probability, ood_metrics
 from semix.calib.metrics.bootstrap import INTERVALS, resampled
 from semix.calib.metrics.conformal import measure_sets
