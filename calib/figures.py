@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from semix.calib.metrics import ReliabilityBins, reliability_bins
-from semix.calib.results import ACCURACY, ECE, MethodResult, Summary
+from semix.calib.results import MethodResult
+from semix.calib.shown_measures import ACCURACY, ECE, Summary
 from semix.data.pages import DARK, LIGHT, Theme
 from semix.data.quality import WeightCurve
 

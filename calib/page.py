@@ -12,24 +12,19 @@ import numpy as np
 from semix.calib.figures import MIN_COUNT, Picture, pooled_bins, reliability_picture, weight_figure
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
-    ACCURACY,
-    ECE,
-    NLL,
-    Measure,
     MethodResult,
-    Summary,
     by_data,
     load_evaluation,
     load_methods,
-    measures_in,
     merge_versions,
     significant_change,
 )
 from semix.calib.run_folder import CONFIG, LINEAGE, Evaluation, read_data
+from semix.calib.shown_measures import ACCURACY, ECE, NLL, Measure, Summary, measures_in
 from semix.calib.tables import (
     DASH,
     MAIN_KINDS,
-    PageRow,
+    TableRow,
     comparison,
     details,
     differences,
@@ -125,8 +120,8 @@ class DatasetSection:
     dataset: str
     baseline: str
     headlines: list[str]
-    comparison: list[list[PageRow]]
-    differences: list[list[PageRow]]
+    comparison: list[list[TableRow]]
+    differences: list[list[TableRow]]
     chance: dict[str, str]  # standard error of accuracy that the size of the test set implies
 
 

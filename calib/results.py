@@ -1,13 +1,12 @@
 """Results of runs: all measures, and what the evaluations in run folders hold."""
 
 import re
-import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter
 
@@ -30,6 +29,7 @@ from semix.calib.run_folder import (
     report_damage,
     require_trained,
 )
+from semix.calib.shown_measures import Measure, Summary
 from semix.data.errors import InputError
 from semix.data.files import read_json
 
@@ -41,137 +41,6 @@ EvalSplit = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
 REQUIRED_KINDS = {"plain", "scaled"}  # that every row has
 LOGITS = re.compile(r"(seed-\d+|ensemble)/logits-(base|head)\.safetensors")  # below the run
-TableName = Literal["page", "run", "study", "shift", "ood", "selective", "conformal"]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A measure in evaluation.json, and how tables show it.
-
-    Attributes:
-        short: title in tables with many columns.
-        tables: tables that show it. "page": methods side by side, on the HTML page and as records;
-            "run": every calibration of a method, with intervals; "study": tables of a study;
-            "shift" and "ood": corrupted and out-of-distribution images.
-        ranked: whether it is part of the mean rank in a study.
-        tested: whether studies test it against their baseline.
-        marked: whether its best value is marked. A part of an error, such as over-ECE, is not
-            better for being smaller.
-    """
-
-    key: str
-    title: str
-    short: str
-    tables: tuple[TableName, ...]
-    percent: bool = False
-    higher_is_better: bool = False
-    ranked: bool = False
-    tested: bool = False
-    marked: bool = True
-
-    @property
-    def unit(self) -> str:
-        return " %" if self.percent else ""
-
-    def text(self, value: float, *, signed: bool = False) -> str:
-        """The value as text: two decimals in percent, else three."""
-        shown, digits = (100 * value, 2) if self.percent else (value, 3)
-        text = f"{round(shown, digits) + 0.0:{'+' if signed else ''}.{digits}f}"
-        return text.replace("-", "\N{MINUS SIGN}")
-
-    def deviation(self, summary: "Summary") -> str:
-        """ "± 0.52"; empty if it is undefined."""
-        return "" if summary.sd is None else f"± {self.text(summary.sd)}"
-
-    def spread(self, summary: "Summary") -> str:
-        """ "4.81 ± 0.52", without the unit."""
-        return f"{self.text(summary.mean)} {self.deviation(summary)}".rstrip()
-
-    def improves(self, old: float, new: float) -> bool:
-        return new > old if self.higher_is_better else new < old
-
-    def best(self, means: Iterable[float]) -> str | None:
-        """The best mean as text, so that means of equal text are marked; None for a single mean."""
-        values = list(means)
-        if len(values) < 2:
-            return None
-        return self.text(max(values) if self.higher_is_better else min(values))
-
-
-MAIN_TABLES: tuple[TableName, ...] = ("page", "run", "study")
-ALL_MEASURES = (
-    Measure(
-        *("accuracy", "Accuracy", "Acc.", (*MAIN_TABLES, "shift")),
-        percent=True,
-        higher_is_better=True,
-        tested=True,
-    ),
-    Measure("ece", "ECE", "ECE", (*MAIN_TABLES, "shift"), percent=True, ranked=True, tested=True),
-    Measure("scaled_ece", "ECE + TS", "ECE + TS", ("shift",), percent=True),
-    Measure("adaptive_ece", "Adaptive ECE", "AECE", MAIN_TABLES, percent=True, ranked=True),
-    Measure("classwise_ece", "Classwise ECE", "cwECE", ("run", "study"), percent=True, ranked=True),
-    Measure("mce", "MCE", "MCE", ("page",), percent=True),
-    Measure("over_ece", "Over-ECE", "O-ECE", ("page", "study"), percent=True, marked=False),
-    Measure("under_ece", "Under-ECE", "U-ECE", ("page", "study"), percent=True, marked=False),
-    Measure("nll", "NLL", "NLL", (*MAIN_TABLES, "shift"), ranked=True, tested=True),
-    Measure("brier", "Brier", "Brier", (*MAIN_TABLES, "shift"), ranked=True),
-    Measure("auroc", "AUROC", "AUROC", ("ood",), percent=True, higher_is_better=True),
-    Measure("fpr95", "FPR95", "FPR95", ("ood",), percent=True),
-    Measure(
-        *("entropy_auroc", "AUROC by entropy", "AUROC, entropy", ("ood",)),
-        percent=True,
-        higher_is_better=True,
-    ),
-    Measure("entropy_fpr95", "FPR95 by entropy", "FPR95, entropy", ("ood",), percent=True),
-    Measure("aurc", "AURC", "AURC", ("selective",), percent=True),
-    Measure("augrc", "AUGRC", "AUGRC", ("selective",), percent=True),
-    Measure(
-        *("coverage_at_5_risk", "Coverage at 5 % risk", "Cov@5", ("selective",)),
-        percent=True,
-        higher_is_better=True,
-    ),
-    Measure(
-        *("risk_at_80_coverage", "Risk at 80 % coverage", "Risk@80", ("selective",)),
-        percent=True,
-    ),
-    Measure("variational_ece", "Variational ECE", "vECE", ("selective",), percent=True),
-    Measure("coverage", "Coverage", "Coverage", ("conformal",), percent=True, marked=False),
-    Measure("size", "Average set size", "Set size", ("conformal",)),
-)
-MEASURE = {measure.key: measure for measure in ALL_MEASURES}
-ACCURACY, ECE, NLL = (MEASURE[key] for key in ("accuracy", "ece", "nll"))
-RANKED = tuple(measure for measure in ALL_MEASURES if measure.ranked)  # ECE first
-TESTED = tuple(measure for measure in ALL_MEASURES if measure.tested)
-
-
-def measures_in(table: TableName) -> tuple[Measure, ...]:
-    """The measures of a table, in the order of its columns."""
-    return tuple(measure for measure in ALL_MEASURES if table in measure.tables)
-
-
-class SummaryRecord(TypedDict):
-    """A `Summary` as JSON."""
-
-    mean: float
-    sd: float | None
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Mean and sample standard deviation (n - 1), which is None for a single value."""
-
-    mean: float
-    sd: float | None
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Summary":
-        numbers = list(values)
-        return cls(
-            statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
-        )
-
-    def record(self) -> SummaryRecord:
-        return {"mean": self.mean, "sd": self.sd}
 
 
 # Reading run folders
@@ -241,31 +110,30 @@ class StageResult:
         with report_damage(self.logits):
             return tensors[f"{split}_logits"], tensors[f"{split}_targets"]
 
-    def values(self) -> Iterator[tuple[str, str, str, float]]:
-        """Kind, part, measure and value of everything that was measured; see `results`."""
+    @cached_property
+    def values(self) -> Mapping[tuple[str, str], Values]:
+        """All that was measured, by kind and part; `results` says what these are."""
         parts: list[tuple[str, str, Values]] = [
             *((kind, "test", values) for kind, values in self.kinds.items()),
             *((score, "conformal", values) for score, values in self.conformal.items()),
         ]
         if self.shift is not None:
-            parts.append(("plain", "shift", self.shift["mean"]))
+            parts.append((PLAIN, "shift", self.shift["mean"]))
             for name, by_severity in self.shift["corruptions"].items():
-                parts += [("plain", f"shift {name} {s}", v) for s, v in by_severity.items()]
+                parts += [(PLAIN, f"shift {name} {s}", v) for s, v in by_severity.items()]
         parts += [
-            ("plain", "ood" if name == "mean" else f"ood {name}", values)
+            (PLAIN, "ood" if name == "mean" else f"ood {name}", values)
             for name, values in self.ood.items()
         ]
-        for kind, part, values in parts:
-            for measure, value in values.items():
-                if measure == "images":  # a number of OOD images, not a measure
-                    continue
-                calibrated, measure = split_kind(measure)
-                yield kind if calibrated == PLAIN else calibrated, part, measure, value
-
-    def mean_of(self, images: Literal["shift", "ood"]) -> Values:
-        """Means over corruptions and severities, or over OOD datasets; empty if not measured."""
-        shift_means = self.shift["mean"] if images == "shift" and self.shift else {}
-        return self.ood.get("mean", {}) if images == "ood" else shift_means
+        values: dict[tuple[str, str], dict[str, float]] = {}
+        for kind, part, measured in parts:
+            for key, value in measured.items():
+                if key != "images":  # a number of OOD images, not a measure
+                    # Under shift, measures after calibration have its kind in their name.
+                    calibrated, measure = split_kind(key)
+                    actual = kind if calibrated == PLAIN else calibrated
+                    values.setdefault((actual, part), {})[measure] = value
+        return values
 
     def images(self, split: EvalSplit) -> int:
         return len(self.predictions(split)[1])
@@ -313,30 +181,33 @@ class MethodResult:
     def bins(self) -> int:
         return next(iter(self.seeds.values())).bins
 
-    def figures(self, kind: str | None = None, split: EvalSplit = "test") -> dict[Unit, Values]:
-        """All measures of each seed that has this kind, as fractions.
+    def values(
+        self,
+        measure: Measure,
+        kind: str | None = None,
+        part: str = "test",
+        split: EvalSplit = "test",
+    ) -> dict[Unit, float]:
+        """The measure of each seed that has this kind and part; see `results`.
 
         Post-hoc calibration is fitted on validation images and therefore not measured on them.
+
+        Raises:
+            InputError: a seed has the kind on test images, but not the measure.
         """
         kind = kind or self.kind
-        if split == "validation":
-            return {s: m.on_validation for s, m in self.seeds.items() if kind == "plain"}
-        return {s: m.kinds[kind] for s, m in self.seeds.items() if kind in m.kinds}
-
-    def values(
-        self, measure: Measure, kind: str | None = None, split: EvalSplit = "test"
-    ) -> dict[Unit, float]:
-        """The measure of each seed that has this kind. Raises InputError if it was not measured."""
-        figures = self.figures(kind, split)
-        incomplete_seeds = [
-            unit.seed for unit, measures in figures.items() if measure.key not in measures
-        ]
-        if incomplete_seeds:
-            remedy = (
-                f"seed {incomplete_seeds[0]} has no such measure; run `semix evaluate {self.run}`"
-            )
-            raise InputError(f"{self.run / EVALUATION} {kind or self.kind}", measure.key, remedy)
-        return {unit: measures[measure.key] for unit, measures in figures.items()}
+        values = {
+            unit: _values_of(result, kind, part, split) for unit, result in self.seeds.items()
+        }
+        measured = {unit: each for unit, each in values.items() if each is not None}
+        if part == "test":
+            for unit, each in measured.items():
+                if measure.key not in each:
+                    remedy = (
+                        f"seed {unit.seed} has no such measure; run `semix evaluate {self.run}`"
+                    )
+                    raise InputError(f"{self.run / EVALUATION} {kind}", measure.key, remedy)
+        return {unit: each[measure.key] for unit, each in measured.items() if measure.key in each}
 
     def resamples(
         self, measure: Measure, kind: str | None = None, split: EvalSplit = "test"
@@ -347,24 +218,35 @@ class MethodResult:
             unit: result.resamples.get(kind, {}).get(measure.key, ()) if split == "test" else ()
             for unit, result in self.seeds.items()
         }
-        values = self.values(measure, kind, split)
+        values = self.values(measure, kind, split=split)
         return {unit: centre_resamples(value, resamples[unit]) for unit, value in values.items()}
 
-    def summary(self, measure: Measure, kind: str | None = None) -> Summary:
-        return Summary.of(self.values(measure, kind).values())
+    def summary(self, measure: Measure, kind: str | None = None, part: str = "test") -> Summary:
+        return Summary.of(self.values(measure, kind, part).values())
 
     def temperature(self) -> Summary:
-        return Summary.of(row.temperature for row in self.seeds.values())
+        return Summary.of(result.temperature for result in self.seeds.values())
 
-    def each(
-        self,
-        section: Literal["kinds", "intervals", "conformal", "shift", "ood"],
-        key: str = "",
-    ) -> list[Any]:
-        """This section of each seed's result, or its value at `key`; empty if a seed has none."""
-        values = [getattr(row, section) for row in self.seeds.values()]
-        values = [value.get(key) for value in values] if key else values
-        return values if all(values) else []
+    def has(self, kind: str, part: str = "test") -> bool:
+        """Whether this was measured for every seed."""
+        measured = [(kind, part) in result.values for result in self.seeds.values()]
+        return bool(measured) and all(measured)
+
+    def parts(self, name: str) -> list[tuple[str, str]]:
+        """Kinds and parts that every seed has, of the parts whose first word is this name."""
+        first = next(iter(self.seeds.values()))
+        return [key for key in first.values if key[1].split()[0] == name and self.has(*key)]
+
+    def intervals(self, measure: Measure, kind: str) -> list[Sequence[float]]:
+        """The bootstrap interval of each seed; empty if a seed has none."""
+        limits = [r.intervals.get(kind, {}).get(measure.key, ()) for r in self.seeds.values()]
+        return limits if all(limits) else []
+
+
+def _values_of(result: StageResult, kind: str, part: str, split: EvalSplit) -> Values | None:
+    if split == "validation":
+        return result.on_validation if (kind, part) == (PLAIN, "test") else None
+    return result.values.get((kind, part))
 
 
 def load_methods(runs: Sequence[Path]) -> list[MethodResult]:
@@ -417,10 +299,11 @@ def value_table(methods: Sequence[MethodResult]) -> "DataFrame":
     from pandas import DataFrame
 
     lines = [
-        (m.dataset, m.label, m.stage, *unit, *value)
+        (m.dataset, m.label, m.stage, *unit, kind, part, measure, value)
         for m in methods
         for unit, result in m.seeds.items()
-        for value in result.values()
+        for (kind, part), values in result.values.items()
+        for measure, value in values.items()
     ]
     return DataFrame(lines, columns=list(RESULT_COLUMNS))
 

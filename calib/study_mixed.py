@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semix.calib.replicates import Unit, UnitValues, compare
-from semix.calib.results import Summary
-from semix.calib.tables import Table, TableCell
+from semix.calib.shown_measures import Summary
+from semix.calib.tables import Table, TableCell, TableRow
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -50,7 +50,7 @@ def mixed_table(frame: "DataFrame") -> Table:
             )
             for key, (_, digits) in MIXED_MEASURES.items()
         ]
-        rows.append((f"{dataset}, {build}", cells))
+        rows.append(TableRow(f"{dataset}, {build}", cells))
     return Table("", "", [title for title, _ in MIXED_MEASURES.values()], rows)
 
 

@@ -15,18 +15,9 @@ from semix.calib.replicates import (
     compare_all,
     with_corrected_p,
 )
-from semix.calib.results import (
-    MEASURE,
-    RANKED,
-    EvalSplit,
-    MethodResult,
-    StageResult,
-    Summary,
-    measures_in,
-    ranks,
-    read_seed_results,
-)
+from semix.calib.results import EvalSplit, MethodResult, StageResult, ranks, read_seed_results
 from semix.calib.run_folder import is_measured
+from semix.calib.shown_measures import ACCURACY, ECE, MEASURE, RANKED, Summary, measures_in
 from semix.calib.study import (
     ENSEMBLE,
     Cell,
@@ -130,7 +121,10 @@ class DatasetTable:
     images: int | None
 
 
-SHIFT = tuple(Column(MEASURE[key], part="shift") for key in ("accuracy", "ece", "scaled_ece"))
+SHIFT = (
+    *(Column(measure, part="shift") for measure in (ACCURACY, ECE)),
+    Column(ECE, "scaled", part="shift"),
+)
 OOD = tuple(Column(MEASURE[key], part="ood") for key in ("auroc", "fpr95"))
 TESTED = (
     *(Column(MEASURE[key]) for key in ("accuracy", "ece")),
@@ -293,22 +287,18 @@ def _validation_means(seeds: Mapping[int | None, StageResult]) -> dict[str, floa
 
 def column_values(method: MethodResult, column: Column, split: EvalSplit) -> dict[Unit, float]:
     """The value of each unit; empty if the column is not measured for this row."""
-    needs_test_images = column.part != "kinds" or column.scaled
-    if (needs_test_images and split == "validation") or (column.scaled and method.kind != PLAIN):
+    needs_test_images = column.part != "test" or column.kind
+    if (needs_test_images and split == "validation") or (column.kind and method.kind != PLAIN):
         return {}
-    if column.part != "kinds":
-        prefix = "" if method.kind == PLAIN else f"{method.kind}_"
-        key = prefix + column.measure.key
-        means = {unit: result.mean_of(column.part) for unit, result in method.seeds.items()}
-        return {unit: mean[key] for unit, mean in means.items() if key in mean}
-    return method.values(column.measure, "scaled" if column.scaled else None, split=split)
+    return method.values(column.measure, column.kind or None, column.part, split)
 
 
 def column_resamples(method: MethodResult, column: Column, split: EvalSplit) -> UnitValues:
     """The values of each unit on bootstrap resamples; without resamples, its single value."""
-    if column.part == "kinds" and column_values(method, column, split):
-        return method.resamples(column.measure, "scaled" if column.scaled else None, split=split)
-    return {unit: [value] for unit, value in column_values(method, column, split).items()}
+    values = column_values(method, column, split)
+    if column.part == "test" and values:
+        return method.resamples(column.measure, column.kind or None, split=split)
+    return {unit: [value] for unit, value in values.items()}
 
 
 # Comparisons and ranks

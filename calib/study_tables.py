@@ -3,37 +3,31 @@
 import gzip
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from semix.calib.calibrators import PLAIN
 from semix.calib.replicates import COMPARED_MEASURES, Comparison, Unit
-from semix.calib.results import (
-    MEASURE,
-    RANKED,
-    StageResult,
-    SummaryRecord,
-    merge_versions,
-    significant_change,
-)
+from semix.calib.results import StageResult, merge_versions, significant_change
 from semix.calib.run_folder import EVALUATION, Evaluation, is_measured
+from semix.calib.shown_measures import MEASURE, RANKED, Measure, SummaryRecord
 from semix.calib.study import Cell, StudyConfig
 from semix.calib.study_jobs import failure_of
 from semix.calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
 from semix.calib.study_results import TESTED, DatasetTable, StudyRow, make_tables, read_results
 from semix.calib.tables import (
     DASH,
-    PREFIXES,
     Column,
     Table,
     TableCell,
+    TableRow,
     as_latex,
     as_markdown,
+    change_cell,
     csv_text,
     improvements,
-    interval_text,
     latex_text,
 )
 from semix.data.files import read_json, write_atomically, write_json
@@ -49,7 +43,6 @@ VALUES_CSV, RESAMPLES_CSV = "values.csv", "resamples.csv.gz"
 NOT_RUN = "not run yet"
 FIGURES_FOLDER = "figures"
 TESTED_KEYS = {column.key for column in TESTED}
-SHIFTED_IMAGES: tuple[Literal["shift", "ood"], ...] = ("shift", "ood")
 LATEX_PREAMBLE = r"""\documentclass{article}
 \usepackage[a4paper,landscape,margin=15mm]{geometry}
 \usepackage[utf8]{inputenc}
@@ -143,83 +136,76 @@ def draw_figures(tables: Sequence[DatasetTable], out: Path) -> list[str]:
 # Tables
 
 
-def measure_table(table: DatasetTable) -> Table:
-    """Means and deviations; the best mean of a column is marked, among complete rows."""
-
-    def rank_cells(row: StudyRow) -> list[TableCell]:
-        ranked = (row.rank, row.mean_rank)
-        return [TableCell(DASH if rank is None else f"{rank:.3g}") for rank in ranked]
-
-    titles = [*(column.title for column in table.columns), "rank", "mean rank"]
-    cells = _cells(table, table.columns)
-    rows = [(_label(row), cells[row.label] + rank_cells(row)) for row in table.rows]
-    return Table("", "", titles, rows)
-
-
-def shifted_table(table: DatasetTable) -> Table:
-    """Measures on corrupted and OOD images, of the rows that have them."""
-    cells = _cells(table, table.shifted_columns)
-    rows = [
-        (_label(row), cells[row.label])
-        for row in table.rows
-        if any(row.values[column.key] for column in table.shifted_columns)
+def shown_tables(table: DatasetTable) -> list[Table]:
+    """All tables of a dataset, as far as it was measured: measures first, then comparisons."""
+    shifted = [row for row in table.rows if any(row.values[c.key] for c in table.shifted_columns)]
+    gains = improvements([row.method for row in table.rows], SHOWN_CALIBRATORS)
+    tables = [
+        _means(table, "", table.columns, table.rows, with_ranks=True),
+        _means(table, "Corrupted test images and OOD images", table.shifted_columns, shifted),
+        replace(gains, title="Relative decrease of proper scores by post-hoc calibration", note=""),
+        _changes(
+            f"Against {table.baseline}",
+            table.tested_columns,
+            [(_label(row), row.tests) for row in table.rows],
+        ),
+        _changes(
+            "Further comparisons",
+            table.tested_columns,
+            [(f"{new} against {old}", tests) for (new, old), tests in table.contrasts.items()],
+        ),
     ]
-    return Table("", "", [column.title for column in table.shifted_columns], rows)
+    if table.split == "validation":  # on which calibrators are fitted
+        tables.remove(tables[2])
+    return [each for each in tables if each.rows]
 
 
-def further_tables(table: DatasetTable) -> list[tuple[str, Table]]:
-    """The titles and tables of what else was measured, as far as it was."""
-    tables = [("Corrupted test images and OOD images", shifted_table(table))]
-    if table.split == "test":
-        gains = improvements([row.method for row in table.rows], SHOWN_CALIBRATORS)
-        tables.append(("Relative decrease of proper scores by post-hoc calibration", gains))
-    return [(title, each) for title, each in tables if each.rows]
-
-
-def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[TableCell]]:
+def _means(
+    table: DatasetTable,
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[StudyRow],
+    *,
+    with_ranks: bool = False,
+) -> Table:
+    """Means and deviations; the best mean of a column is marked, among complete rows."""
     best = {
         column: column.measure.best(
             each.mean for row in table.rows if row.complete and (each := row.summary(column))
         )
         for column in columns
     }
-    return {
-        row.label: [
+
+    def cells(row: StudyRow) -> list[TableCell]:
+        means = [
             TableCell.of(c.measure, row.summary(c), best[c] if row.complete else None)
             for c in columns
         ]
-        for row in table.rows
-    }
+        ranked = (row.rank, row.mean_rank) if with_ranks else ()
+        return means + [TableCell(DASH if rank is None else f"{rank:.3g}") for rank in ranked]
+
+    titles = [column.title for column in columns] + (["rank", "mean rank"] if with_ranks else [])
+    return Table(title, "", titles, [TableRow(_label(row), cells(row)) for row in rows])
 
 
-def change_table(
-    tested: Sequence[Column], rows: Sequence[tuple[str, Mapping[str, Comparison]]]
+def _changes(
+    title: str, tested: Sequence[Column], rows: Sequence[tuple[str, Mapping[str, Comparison]]]
 ) -> Table:
     """Changes with their intervals, and p-values, corrected over the rows of this table."""
 
     def cells(column: Column, test: Comparison | None) -> list[TableCell]:
         if test is None:
             return [TableCell()] * 2
-        measure = column.measure
-        note = f"{interval_text(test, measure)} {significant_change(test, measure)}".strip()
-        return [TableCell(measure.text(test.change, signed=True), note), TableCell(_p_values(test))]
+        return [change_cell(test, column.measure), TableCell(_p_values(test))]
 
     titles = [title for c in tested for title in (f"{c.title} change", "p (Holm)")]
     shown = [
-        (label, [cell for c in tested for cell in cells(c, tests.get(c.key))])
+        TableRow(label, [cell for c in tested for cell in cells(c, tests.get(c.key))])
         for label, tests in rows
         if tests
     ]
-    return Table("", "", titles, shown)
-
-
-def baseline_changes(table: DatasetTable) -> Table:
-    return change_table(table.tested_columns, [(_label(row), row.tests) for row in table.rows])
-
-
-def contrast_changes(table: DatasetTable) -> Table:
-    rows = [(f"{new} against {old}", tests) for (new, old), tests in table.contrasts.items()]
-    return change_table(table.tested_columns, rows)
+    note = "Changes with 95 % intervals, and p, uncorrected and Holm-corrected."
+    return Table(title, note, titles, shown)
 
 
 def choice_sentences(table: DatasetTable) -> list[str]:
@@ -295,16 +281,13 @@ def markdown_document(
         blocks += ["**Incomplete.** These cells are not measured:", "\n".join(lines)]
     for table in tables:
         images = "" if table.images is None else f", {table.images:,} {table.split} images"
-        blocks += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
-        for title, further in further_tables(table):
-            blocks += [f"{title}:", as_markdown(further)]
+        blocks.append(f"## {markdown_text(table.dataset)}{images}")
+        for each in shown_tables(table):
+            blocks += [f"{markdown_text(each.title)}:"] if each.title else []
+            blocks.append(as_markdown(each))
         if chosen := choice_sentences(table):
             lines = [f"- {markdown_text(line)}" for line in chosen]
             blocks += ["Chosen on validation (number of replicates):", "\n".join(lines)]
-        if (tests := baseline_changes(table)).rows:
-            blocks += [f"Against {markdown_text(table.baseline)}:", as_markdown(tests)]
-        if (tests := contrast_changes(table)).rows:
-            blocks += ["Further comparisons:", as_markdown(tests)]
         if lines := verdicts(table):
             bullets = [f"- {markdown_text(line)}" for line in lines]
             blocks += ["Significant differences by 95 % intervals:", "\n".join(bullets)]
@@ -369,20 +352,12 @@ def latex_document(
         bins = "" if table.bins is None else f"; {table.bins} bins"
         images = "" if table.images is None else f"{table.images} "
         caption = f"{table.dataset}, {images}{table.split} images{bins}. {_replication(study)}"
-        blocks.append(_floating(measure_table(table), caption))
-        for title, further in further_tables(table):
-            caption = f"{table.dataset}: {title[0].lower()}{title[1:]}."
-            blocks.append(_floating(further, caption))
-        caption = f"{table.dataset}: change against {table.baseline} with 95 % intervals, and p,"
-        caption += " uncorrected and Holm-corrected."
-        for tests, table_caption in (
-            (baseline_changes(table), caption),
-            (contrast_changes(table), ""),
-        ):
-            if tests.rows:
-                blocks.append(
-                    _floating(tests, table_caption or f"{table.dataset}: further comparisons.")
-                )
+        blocks += [
+            _floating(
+                each, f"{table.dataset}: {each.title}. {each.note}" if each.title else caption
+            )
+            for each in shown_tables(table)
+        ]
     if mixed is not None:
         blocks.append(_floating(mixed_table(mixed), f"Mixed images. {MIXED_NOTE}"))
     return "\n\n".join([*blocks, r"\end{document}"]) + "\n"
@@ -495,19 +470,22 @@ def value_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
             {
                 **key_columns,
                 "temperature": result.temperature,
-                **result.kinds[kind],
-                **({} if kind != "plain" else _shifted_measures(result)),
+                **result.values[kind, "test"],
+                **({} if kind != "plain" else _measures_beside_test(result)),
             }
             for key_columns, row, unit, kind in _units_with_keys(tables)
-            if kind in (result := row.method.seeds[unit]).kinds
+            if (kind, "test") in (result := row.method.seeds[unit]).values
         ]
     )
 
 
-def _shifted_measures(result: StageResult) -> dict[str, float]:
-    measures = {PREFIXES[values]: result.mean_of(values) for values in SHIFTED_IMAGES}
+def _measures_beside_test(result: StageResult) -> dict[str, float]:
+    """Means over corrupted and over OOD images, by the names of their columns."""
     return {
-        prefix + key: value for prefix, values in measures.items() for key, value in values.items()
+        Column(Measure(key, "", "", ()), "" if kind == PLAIN else kind, part).key: value
+        for (kind, part), values in result.values.items()
+        if part in ("shift", "ood")
+        for key, value in values.items()
     }
 
 
@@ -524,7 +502,7 @@ def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
         resampled_values = zip(
             *(values[unit] for values in resamples.values() if unit in values), strict=True
         )
-        shifted = _shifted_measures(row.method.seeds[unit]) if kind == "plain" else {}
+        shifted = _measures_beside_test(row.method.seeds[unit]) if kind == "plain" else {}
         tested = {key: value for key, value in shifted.items() if key in TESTED_KEYS}
         lines += [
             {**key_columns, "set": number, **dict(zip(resamples, values, strict=True)), **tested}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,21 +12,18 @@ from rich.text import Text
 
 from semix.calib.calibrators import CALIBRATORS, PLAIN
 from semix.calib.replicates import Comparison, compare
-from semix.calib.results import (
+from semix.calib.results import MethodResult, significant_change
+from semix.calib.run_folder import Shift
+from semix.calib.shown_measures import (
     ACCURACY,
     ECE,
     MEASURE,
     NLL,
     Measure,
-    MethodResult,
     Summary,
     SummaryRecord,
-    TableName,
-    Values,
     measures_in,
-    significant_change,
 )
-from semix.calib.run_folder import Shift
 from semix.data.printable import markdown_text, printable, printable_line, spreadsheet_text
 
 if TYPE_CHECKING:
@@ -41,32 +38,37 @@ PROPER = (NLL, MEASURE["brier"])
 RELATIVE_DECREASE = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
 IMAGES_IN_TITLES = {"shift": "corrupted", "ood": "OOD"}
-PREFIXES = {"kinds": "", "shift": "shift_", "ood": "foreign_"}  # of measures, in files
+PREFIXES = {"test": "", "shift": "shift_", "ood": "foreign_"}  # of measures, in files
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: a measure, as trained or after temperature scaling.
+    """A column of a table.
 
     Attributes:
-        part: the images: "kinds" is test images, "shift" corrupted ones, "ood" OOD images.
+        kind: of calibration, beside rows as trained; "": that of the row.
+        part: the images: "test", "shift" (corrupted ones) or "ood".
     """
 
     measure: Measure
-    scaled: bool = False
-    part: Literal["kinds", "shift", "ood"] = "kinds"
+    kind: str = ""
+    part: str = "test"
 
     @property
     def key(self) -> str:
-        return PREFIXES[self.part] + self.measure.key + ("_scaled" if self.scaled else "")
+        """Its name in files of a study."""
+        names = (
+            [self.measure.key, self.kind] if self.part == "test" else [self.kind, self.measure.key]
+        )
+        return PREFIXES[self.part] + "_".join(filter(None, names))
 
     @property
     def title(self) -> str:
-        images = "" if self.part == "kinds" else f", {IMAGES_IN_TITLES[self.part]}"
-        return self.measure.short + (" + TS" if self.scaled else "") + images + self.measure.unit
+        images = f", {IMAGES_IN_TITLES[self.part]}" if self.part in IMAGES_IN_TITLES else ""
+        return self.measure.short + (" + TS" if self.kind else "") + images + self.measure.unit
 
 
-SCALED = (Column(ECE, scaled=True), Column(NLL, scaled=True))
+SCALED = (Column(ECE, "scaled"), Column(NLL, "scaled"))
 OVERVIEW = (Column(ACCURACY), Column(ECE), SCALED[0], Column(NLL), SCALED[1])
 
 
@@ -95,19 +97,33 @@ class TableCell:
 
 
 @dataclass(frozen=True)
+class TableRow:
+    """A row of a table: its label and one cell per column.
+
+    Attributes:
+        kind: of calibration, for pages that show it apart from the label.
+        note: "T = 1.52 ± 0.10" after temperature scaling; or why a difference is not trusted.
+    """
+
+    label: str
+    cells: Sequence[TableCell]
+    kind: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of texts.
 
     Attributes:
         note: printed below the table.
         columns: titles of the columns, without that of the labels.
-        rows: each a label and one cell per column.
     """
 
     title: str
     note: str
     columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[TableCell]]]
+    rows: Sequence[TableRow]
 
 
 # Formats of a table
@@ -124,15 +140,13 @@ def print_table(table: Table, console: Console | None = None) -> None:
         pad_edge=False,
     )
     printed.add_column("", overflow="fold")
-    texts = [
-        [printable(str(cell)).replace(" ± ", "±") for cell in cells] for _, cells in table.rows
-    ]
+    texts = [[printable(str(cell)).replace(" ± ", "±") for cell in row.cells] for row in table.rows]
     for title, *column in zip(table.columns, *texts, strict=True):
         head = printable_line(title).replace(" + ", "\n+ ")
         width = max(len(line) for text in (head, *column) for line in text.splitlines())
         printed.add_column(Text(head), justify="right", min_width=width, no_wrap=True)
-    for (label, _), cells in zip(table.rows, texts, strict=True):
-        printed.add_row(_printable_text(label), *map(Text, cells))
+    for row, cells in zip(table.rows, texts, strict=True):
+        printed.add_row(_printable_text(row.label), *map(Text, cells))
     min_width = Measurement.get(console, console.options.update(width=10_000), printed).minimum
     previous_width, console.width = console.width, max(console.width, min_width)
     console.print(printed)
@@ -202,7 +216,7 @@ def _frame(
         text = escape(cell.text)
         return f"{bold(text) if cell.best else text} {escape(cell.note)}".rstrip()
 
-    lines = [[escape(label), *map(format_cell, cells)] for label, cells in table.rows]
+    lines = [[escape(row.label), *map(format_cell, row.cells)] for row in table.rows]
     return DataFrame(lines, columns=[escape(title) for title in ("method", *table.columns)])
 
 
@@ -234,45 +248,52 @@ def summary_table(methods: Sequence[MethodResult]) -> list[MethodRecord]:
             "seeds": len(method.seeds),
             "bins": method.bins,
             "temperature": method.temperature().record(),
-            "plain": {m.key: method.summary(m, "plain").record() for m in measures_in("page")},
+            "plain": {m.key: method.summary(m, PLAIN).record() for m in measures_in("page")},
             "scaled": {m.key: method.summary(m, "scaled").record() for m in measures_in("page")},
         }
         for method in methods
     ]
 
 
-def overview(records: Sequence[MethodRecord]) -> Table:
-    """Accuracy, and ECE and NLL as trained and after temperature scaling, of a `summary_table`."""
-    rows = [(row["method"], [_summary_cell(row, column) for column in OVERVIEW]) for row in records]
-    seeds = _join_distinct(row["seeds"] for row in records)
-    bins = _join_distinct(row["bins"] for row in records)
+def overview(methods: Sequence[MethodResult]) -> Table:
+    """Accuracy, and ECE and NLL as trained and after temperature scaling."""
+    seeds = _join_distinct(len(method.seeds) for method in methods)
     note = f"mean ± standard deviation over seeds ({seeds}); TS: after temperature scaling"
-    note += f"; ECE: {bins} bins"
-    if len({row["data"] for row in records}) > 1:
+    note += f"; ECE: {_join_distinct(method.bins for method in methods)} bins"
+    if len({method.data for method in methods}) > 1:
         note += "; methods on different images do not compare"
-    return Table("", note, [column.title for column in OVERVIEW], rows)
+    rows = [(method.label, method, PLAIN, "test") for method in methods]
+    return means_table("", note, OVERVIEW, rows)
 
 
-def _summary_cell(row: MethodRecord, column: Column) -> TableCell:
-    summary = (row["scaled"] if column.scaled else row["plain"])[column.measure.key]
-    return TableCell.of(column.measure, Summary(**summary))
+def means_table(
+    title: str,
+    note: str,
+    columns: Sequence[Column],
+    rows: Iterable[tuple[str, MethodResult, str, str]],
+) -> Table:
+    """A table of means and standard deviations over seeds.
+
+    Args:
+        rows: label, method, kind and part of each row.
+    """
+
+    def cell(column: Column, method: MethodResult, kind: str, part: str) -> TableCell:
+        measure = column.measure
+        return TableCell.of(measure, method.summary(measure, column.kind or kind, part))
+
+    shown = [
+        TableRow(label, [cell(column, method, kind, part) for column in columns])
+        for label, method, kind, part in rows
+    ]
+    return Table(title, note, [column.title for column in columns], shown)
 
 
 def _join_distinct(values: Iterable[int]) -> str:
     return " / ".join(sorted({str(value) for value in values}))
 
 
-@dataclass(frozen=True)
-class PageRow:
-    """A row on the HTML page: a method as trained, or after temperature scaling."""
-
-    label: str
-    kind: str
-    note: str  # "T = 1.52 ± 0.10" after temperature scaling; or why a difference is not trusted
-    cells: tuple[TableCell, ...]
-
-
-def comparison(methods: Sequence[MethodResult]) -> list[list[PageRow]]:
+def comparison(methods: Sequence[MethodResult]) -> list[list[TableRow]]:
     """All measures of the page: for each method a row as trained and a row after scaling.
 
     The best mean of a column is marked, separately among the rows of each kind.
@@ -283,40 +304,41 @@ def comparison(methods: Sequence[MethodResult]) -> list[list[PageRow]]:
         for kind in MAIN_KINDS
     }
 
-    def line(method: MethodResult, kind: str) -> PageRow:
+    def line(method: MethodResult, kind: str) -> TableRow:
         fitted = method.temperature()
         sd = "" if fitted.sd is None else f" ± {fitted.sd:.2f}"
         note = f"T = {fitted.mean:.2f}{sd}" if kind == "scaled" else ""
-        cells = (
+        cells = [
             TableCell.of(measure, method.summary(measure, kind), best[measure, kind])
             for measure in measures_in("page")
-        )
-        return PageRow(method.label, MAIN_KINDS[kind], note, tuple(cells))
+        ]
+        return TableRow(method.label, cells, MAIN_KINDS[kind], note)
 
     return [[line(method, kind) for kind in MAIN_KINDS] for method in methods]
 
 
-def differences(methods: Sequence[MethodResult]) -> list[list[PageRow]]:
+def differences(methods: Sequence[MethodResult]) -> list[list[TableRow]]:
     """Mean differences to the first method over shared seeds, with intervals."""
     baseline, *others = methods
 
-    def cell(test: Comparison | None, measure: Measure) -> TableCell:
-        if test is None:
-            return TableCell("n/a", "no shared seed")
-        note = f"{interval_text(test, measure)} {significant_change(test, measure)}".strip()
-        return TableCell(measure.text(test.change, signed=True), note)
-
-    def line(method: MethodResult, kind: str) -> PageRow:
+    def line(method: MethodResult, kind: str) -> TableRow:
         tests = {
             measure: compare(method.resamples(measure, kind), baseline.resamples(measure, kind))
             for measure in measures_in("page")
         }
         # All measures have the same seeds, so the note holds for the whole row.
         reason = next((test.too_few for test in tests.values() if test and test.too_few), "")
-        cells = tuple(cell(test, measure) for measure, test in tests.items())
-        return PageRow(method.label, MAIN_KINDS[kind], reason, cells)
+        absent = TableCell("n/a", "no shared seed")
+        cells = [change_cell(test, m) if test else absent for m, test in tests.items()]
+        return TableRow(method.label, cells, MAIN_KINDS[kind], reason)
 
     return [[line(method, kind) for kind in MAIN_KINDS] for method in others]
+
+
+def change_cell(test: Comparison, measure: Measure) -> TableCell:
+    """A change with its interval, and whether it is better or worse."""
+    note = f"{interval_text(test, measure)} {significant_change(test, measure)}".strip()
+    return TableCell(measure.text(test.change, signed=True), note)
 
 
 def interval_text(test: Comparison, measure: Measure) -> str:
@@ -349,29 +371,28 @@ def details(methods: Sequence[MethodResult]) -> list[Table]:
 def _kinds(methods: Sequence[MethodResult]) -> Table:
     measures = measures_in("run")
     rows = [
-        (f"{method.label} {label}".rstrip(), [_with_interval(method, m, kind) for m in measures])
+        TableRow(
+            f"{method.label} {label}".rstrip(), [_with_interval(method, m, kind) for m in measures]
+        )
         for method in methods
         for kind, label in KIND_LABELS.items()
-        if method.each("kinds", kind)
+        if method.has(kind)
     ]
     seeds = _join_distinct(len(method.seeds) for method in methods)
     note = f"Mean ± standard deviation over seeds ({seeds}), {methods[0].bins} bins"
     note += "; AECE: bins of equal count, cwECE: mean over classes"
     note += "; post-hoc calibration is fitted on validation images"
-    if any(method.each("intervals") for method in methods):
+    if any(method.intervals(ECE, PLAIN) for method in methods):
         note += ". In brackets 95 % bootstrap intervals, limits averaged over seeds: what another "
         note += "test set of this size would change, not another training"
-    return Table("Post-hoc calibration", f"{note}.", _column_titles(measures), rows)
+    columns = [Column(measure).title for measure in measures]
+    return Table("Post-hoc calibration", f"{note}.", columns, rows)
 
 
 def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCell:
     text = measure.spread(method.summary(measure, kind))
-    intervals = method.each("intervals", kind)
-    if intervals and all(measure.key in limits for limits in intervals):
-        ends = (
-            measure.text(Summary.of(limits[measure.key][end] for limits in intervals).mean)
-            for end in (0, 1)
-        )
+    if limits := method.intervals(measure, kind):
+        ends = (measure.text(Summary.of(side).mean) for side in zip(*limits, strict=True))
         text += f"\n[{', '.join(ends)}]"
     return TableCell(text)
 
@@ -382,24 +403,24 @@ def improvements(
     """The relative decrease of proper scores by each kind of post-hoc calibration."""
 
     def relative_decrease(method: MethodResult, measure: Measure, kind: str) -> TableCell:
-        uncalibrated, calibrated = method.values(measure, "plain"), method.values(measure, kind)
+        uncalibrated, calibrated = method.values(measure, PLAIN), method.values(measure, kind)
         decreases = Summary.of(
             1 - calibrated[seed] / uncalibrated[seed] for seed in calibrated if uncalibrated[seed]
         )
         return TableCell(RELATIVE_DECREASE.spread(decreases))
 
     rows = [
-        (
+        TableRow(
             f"{method.label} {KIND_LABELS[kind]}",
             [relative_decrease(method, m, kind) for m in PROPER],
         )
         for method in methods
         for kind in kinds
-        if method.each("kinds", kind) and method.kind == "plain"
+        if method.has(kind) and method.kind == PLAIN
     ]
     note = "Relative decrease of NLL and Brier score in percent; below zero it is an increase. ECE "
     note += "can fall while these rise: it does not see the damage to the ranking."
-    if "isotonic" in kinds and any(method.each("kinds", "isotonic") for method in methods):
+    if "isotonic" in kinds and any(method.has("isotonic") for method in methods):
         note += " Isotonic regression is a weak baseline: in CalArena it is worse than no "
         note += "calibration on CIFAR-100."
     return Table("Improvement in proper scores", note, ["NLL %", "Brier %"], rows)
@@ -407,69 +428,55 @@ def improvements(
 
 def _selective(methods: Sequence[MethodResult]) -> Table:
     rows = [
-        (f"{method.label} {MAIN_KINDS[kind]}", list(method.figures(kind).values()))
+        (f"{method.label} {MAIN_KINDS[kind]}", method, kind, "test")
         for method in methods
         for kind in MAIN_KINDS
-        if method.each("kinds", kind)
+        if method.has(kind)
     ]
     note = "The most confident test images first. AUGRC: errors among the k most confident, over "
     note += "all images; vECE: a lower bound of the calibration error, by recalibrating with other "
     note += "test images; it can be below zero by chance."
-    return _means_table("Selective prediction", note, "selective", rows)
+    columns = tuple(map(Column, measures_in("selective")))
+    return means_table("Selective prediction", note, columns, rows)
 
 
 def _conformal(methods: Sequence[MethodResult]) -> Table:
     rows = [
-        (f"{method.label}, {score.upper()}", [sets[score] for sets in sets_by_seed])
+        (f"{method.label}, {score.upper()}", method, score, part)
         for method in methods
-        if (sets_by_seed := method.each("conformal"))
-        for score in sets_by_seed[0]
+        for score, part in method.parts("conformal")
     ]
     note = "Sets of classes that should hold the true one for nine images in ten, calibrated on "
     note += "validation images after temperature scaling; APS and RAPS are not randomised and "
     note += "cover more."
-    return _means_table("Conformal sets", note, "conformal", rows)
+    columns = tuple(map(Column, measures_in("conformal")))
+    return means_table("Conformal sets", note, columns, rows)
 
 
 def _shift(methods: Sequence[MethodResult]) -> Table:
-    by_label = {method.label: method.each("shift") for method in methods}
-    rows = [
-        (label, [shift["mean"] for shift in shifts]) for label, shifts in by_label.items() if shifts
-    ]
-    descriptions = {_describe_shift(shift) for shifts in by_label.values() for shift in shifts}
-    note = f"Mean over {' / '.join(sorted(descriptions))}; TS: the temperature of the clean "
-    return _means_table("Corrupted test images", f"{note}validation images.", "shift", rows)
+    shifted = [method for method in methods if method.has(PLAIN, "shift")]
+    shifts = [result.shift for method in shifted for result in method.seeds.values()]
+    descriptions = sorted({_describe_shift(shift) for shift in shifts if shift})
+    note = (
+        f"Mean over {' / '.join(descriptions)}; TS: the temperature of the clean validation images."
+    )
+    columns = [Column(measure) for measure in measures_in("shift")]
+    columns.insert(1 + columns.index(Column(ECE)), Column(ECE, "scaled"))
+    rows = [(method.label, method, PLAIN, "shift") for method in shifted]
+    return means_table("Corrupted test images", note, columns, rows)
 
 
 def _ood(methods: Sequence[MethodResult]) -> Table:
     rows = [
-        (
-            f"{method.label}, {'mean over sets' if name == 'mean' else name}",
-            [ood[name] for ood in ood_by_seed],
-        )
+        (f"{method.label}, {part[4:] or 'mean over sets'}", method, kind, part)
         for method in methods
-        if (ood_by_seed := method.each("ood"))
-        for name in ood_by_seed[0]
+        for kind, part in method.parts("ood")
+        if kind == PLAIN
     ]
     note = "How well the largest probability, or the entropy, separates test images from those of "
     note += "other datasets. FPR95: share of OOD images accepted where 95 % of the test images are."
-    return _means_table("Out-of-distribution (OOD) images", note, "ood", rows)
-
-
-def _means_table(
-    title: str, note: str, table: TableName, rows: Iterable[tuple[str, Sequence[Values]]]
-) -> Table:
-    """A table of means and deviations over seeds, of the measures that are shown in `table`."""
-    measures = measures_in(table)
-    printed = [
-        (label, [TableCell.of(m, Summary.of(seed[m.key] for seed in seeds)) for m in measures])
-        for label, seeds in rows
-    ]
-    return Table(title, note, _column_titles(measures), printed)
-
-
-def _column_titles(measures: Sequence[Measure]) -> list[str]:
-    return [measure.short + measure.unit for measure in measures]
+    columns = tuple(map(Column, measures_in("ood")))
+    return means_table("Out-of-distribution (OOD) images", note, columns, rows)
 
 
 def _describe_shift(shift: Shift) -> str:

@@ -293,13 +293,9 @@ def _series_to_show(root: Root) -> list[int]:
 def result_table(methods: Sequence[MethodResult], *, key: str) -> None:
     """Show the results of measured runs."""
     with best_effort_display():
-        from semix.calib.tables import (  # imports pandas, which only the end needs
-            as_markdown,
-            overview,
-            summary_table,
-        )
+        from semix.calib.tables import as_markdown, overview  # pandas, which only the end needs
 
-        table = overview(summary_table(methods))
+        table = overview(methods)
         text = f"{as_markdown(table)}\n\n{markdown_text(table.note)}"
         create_markdown_artifact(text, key=f"{key}-results", description="on test images")
 

@@ -36,11 +36,11 @@ def print_report(
     runs: Sequence[str | Path], out: str | Path, *, mixed: str, title: str, as_json: bool
 ) -> None:
     """As `report`; print the overview instead of returning the values."""
-    rows = summary_table(_write_page(runs, out, mixed=mixed, title=title))
+    methods = _write_page(runs, out, mixed=mixed, title=title)
     if as_json:
-        emit_json({"report": str(out), "methods": rows})
+        emit_json({"report": str(out), "methods": summary_table(methods)})
         return
-    print_table(overview(rows))
+    print_table(overview(methods))
     emit(str(out))
 
 

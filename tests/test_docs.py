@@ -22,7 +22,7 @@ from semix.calib.config.method import METHODS
 from semix.calib.config.model import MODELS
 from semix.calib.losses import build_loss
 from semix.calib.methods import build_method
-from semix.calib.results import ALL_MEASURES
+from semix.calib.shown_measures import ALL_MEASURES
 from semix.calib.study import StudyConfig, cells_of, check_cells
 from semix.calib.tables import OVERVIEW
 from semix.data.errors import InputError

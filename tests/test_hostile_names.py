@@ -10,7 +10,7 @@ from pandas import DataFrame
 from rich.console import Console
 
 from semix.calib.results import load_methods
-from semix.calib.tables import csv_text, overview, print_table, summary_table
+from semix.calib.tables import csv_text, overview, print_table
 from semix.data.errors import InputError
 from semix.data.formats import Failure
 from semix.data.printable import print_line
@@ -56,7 +56,7 @@ def assert_harmless(text: str) -> None:
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_hostile_name_steers_no_terminal(name, tmp_path, capsys):
     run = make_run(tmp_path / "run", name, [{}])
-    print_table(overview(summary_table(load_methods([run]))), Console(width=200))
+    print_table(overview(load_methods([run])), Console(width=200))
     print_error(str(InputError(name, name, "choose another")))
     emit_facts({"lineage": name}, as_json=False)
     print_line(f"{name} seed 0: done already")

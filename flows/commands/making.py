@@ -39,9 +39,11 @@ def quickstart(
     if json:
         emit_json(result)
         return
+    from semix.calib.results import load_methods
     from semix.calib.tables import overview, print_table
 
-    print_table(overview(result["methods"]))
+    runs = dict.fromkeys(Path(row["run"]) for row in result["methods"])
+    print_table(overview(load_methods(list(runs))))
     times = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in result["seconds"].items())
     emit(textwrap.fill(f"time went to: {times}", shutil.get_terminal_size().columns))
     emit(f"report: {result['report']}")

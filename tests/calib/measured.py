@@ -9,8 +9,8 @@ import torch
 
 from semix.calib.checkpoint import save_tensors
 from semix.calib.metrics import calibration_metrics
-from semix.calib.results import measures_in
 from semix.calib.run_folder import CONFIG, EVALUATION, SCHEMA, seed_evaluation_path, seed_folder
+from semix.calib.shown_measures import measures_in
 from semix.calib.study import Cell
 from semix.data.files import write_json
 

@@ -9,19 +9,14 @@ import torch
 from semix.calib.metrics import calibration_metrics
 from semix.calib.replicates import Comparison
 from semix.calib.results import (
-    ACCURACY,
-    ECE,
-    MEASURE,
-    NLL,
     RESULT_COLUMNS,
-    Summary,
     by_data,
     load_methods,
-    measures_in,
     ranks,
     results,
     significant_change,
 )
+from semix.calib.shown_measures import ACCURACY, ECE, MEASURE, NLL, Summary, measures_in
 from semix.data.errors import InputError
 from tests.calib.measured import OOD_CELL, SHIFT, change_rows, make_run
 

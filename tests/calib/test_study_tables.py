@@ -20,7 +20,7 @@ from semix.calib.study_tables import (
     as_csv,
     latex_document,
     markdown_document,
-    measure_table,
+    shown_tables,
     split_by_status,
     table_records,
     value_frame,
@@ -199,7 +199,7 @@ def test_a_row_that_lacks_seeds_is_never_the_best(make_study, tmp_path):
     cells = write_all(study, tmp_path, skip=["digits/ls"])
     write_run(cells[1], tmp_path, {0: {"plain": {"ece": 0.2}}})  # the mean of both others
     (table,) = tables_of(study, tmp_path)
-    assert [cells[1].best for _, cells in measure_table(table).rows] == [True, False, True]
+    assert [row.cells[1].best for row in shown_tables(table)[0].rows] == [True, False, True]
 
 
 def test_the_latex_is_well_formed(make_study, tmp_path):
@@ -226,7 +226,7 @@ def test_latex_has_the_tables_of_the_markdown(make_study, tmp_path):
     markdown = markdown_document(study, tables, missing={}, mixed=frame)
     latex = latex_document(study, tables, missing={}, mixed=frame)
     assert latex.count(r"\begin{tabular}") == markdown.count("\n|:-") > 4
-    assert "digits: corrupted test images and OOD images." in latex
+    assert "digits: Corrupted test images and OOD images." in latex
     assert "digits: relative decrease of proper scores by post-hoc calibration." in latex
     assert "Mixed images. Means over splits and draws" in latex and "random noise" in latex
 

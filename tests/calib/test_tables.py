@@ -58,7 +58,7 @@ def test_summary_table_by_hand(runs: list[Path]):
 def test_print_table_fits_a_terminal_and_keeps_brackets(tmp_path: Path):
     run = make_run(tmp_path / "r", "[red]CE[/red]", [{"ece": 0.04}, {"ece": 0.06}])
     console = Console(width=80, file=io.StringIO(), record=True)
-    print_table(overview(summary_table(load_methods([run]))), console)
+    print_table(overview(load_methods([run])), console)
     text = console.export_text()
     assert "[red]CE[/red]" in text and "5.00±1.41" in text and "2.50±0.71" in text
 
@@ -91,34 +91,22 @@ def test_a_table_on_a_narrow_screen_cuts_no_name_and_no_number(tmp_path: Path):
     name = "CSM + FeDLaS + MaC-Cal"
     run = make_run(tmp_path / "r", name, [{"ece": 0.04}, {"ece": 0.06}])
     console = Console(width=40, file=io.StringIO(), record=True)
-    print_table(overview(summary_table(load_methods([run]))), console)
+    print_table(overview(load_methods([run])), console)
     text = console.export_text()
     assert "\N{HORIZONTAL ELLIPSIS}" not in text and "5.00±1.41" in text
     assert set(name.split()) <= set(text.split())
 
 
-def test_an_overview_as_markdown():
-    def spread(mean, sd=None):
-        return {"mean": mean, "sd": sd}
-
-    plain = {"accuracy": spread(0.9, 0.01), "ece": spread(0.05, 0.002), "nll": spread(0.4, 0.1)}
-    scaled = {**plain, "ece": spread(0.0123)}
-    row = {
-        "data": "d",
-        "method": "CE | x",
-        "bins": 15,
-        "seeds": 5,
-        "plain": plain,
-        "scaled": scaled,
-    }
-    table = overview([row])
+def test_an_overview_as_markdown(tmp_path: Path):
+    run = make_run(tmp_path / "r", "CE | x", [{"ece": 0.04}, {"ece": 0.06}])
+    (method,) = load_methods([run])
+    table = overview([method])
     head, _, line = (" ".join(line.split()) for line in as_markdown(table).splitlines())
     assert head == "| method | Acc. % | ECE % | ECE + TS % | NLL | NLL + TS |"
-    assert line == (
-        "| CE \\| x | 90.00 ± 1.00 | 5.00 ± 0.20 | 1.23 | 0.400 ± 0.100 | 0.400 ± 0.100 |"
-    )
-    assert table.note.endswith("over seeds (5); TS: after temperature scaling; ECE: 15 bins")
-    other = overview([row, {**row, "data": "of other images"}])
+    nll = "0.500 ± 0.000"
+    assert line == f"| CE \\| x | 50.00 ± 0.00 | 5.00 ± 1.41 | 2.50 ± 0.71 | {nll} | {nll} |"
+    assert table.note.endswith("over seeds (2); TS: after temperature scaling; ECE: 15 bins")
+    other = overview([method, replace(method, data="of other images")])
     assert other.note.endswith("; methods on different images do not compare")
 
 
@@ -126,7 +114,7 @@ def test_improvement_is_the_fraction_by_which_a_proper_score_falls(tmp_path: Pat
     run = make_run(tmp_path / "r", "CE", [{"nll": 0.4}, {"nll": 0.8}])
     change_rows(run, kinds={"sms": measures(nll=0.3, brier=0.6)})
     table = improvements(load_methods([run]), ["scaled", "sms"])
-    rows = {label: [cell.text for cell in cells] for label, cells in table.rows}
+    rows = {row.label: [cell.text for cell in row.cells] for row in table.rows}
     # NLL: 1 - 0.3/0.4 and 1 - 0.3/0.8; Brier 1 - 0.6/0.5, which is worse.
     assert rows["CE + SMS"] == [
         "43.75 \N{PLUS-MINUS SIGN} 26.52",
@@ -138,6 +126,5 @@ def test_conformal_sets_are_told_by_score(tmp_path: Path):
     run = make_run(tmp_path / "r", "CE", [{}, {}])
     change_rows(run, conformal={s: {"coverage": 0.9, "size": 1.5} for s in ("thr", "aps", "raps")})
     table = next(t for t in details(load_methods([run])) if t.title == "Conformal sets")
-    labels = [label for label, _ in table.rows]
-    assert labels == ["CE, THR", "CE, APS", "CE, RAPS"]
-    assert [cell.text.split()[0] for cell in table.rows[0][1]] == ["90.00", "1.500"]
+    assert [row.label for row in table.rows] == ["CE, THR", "CE, APS", "CE, RAPS"]
+    assert [cell.text.split()[0] for cell in table.rows[0].cells] == ["90.00", "1.500"]

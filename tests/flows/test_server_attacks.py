@@ -20,11 +20,13 @@ from prefect import flow, runtime
 from prefect.settings import get_current_settings
 from torch import nn
 
+from semix.calib.results import load_methods
 from semix.calib.tables import as_markdown, overview
 from semix.data.errors import InputError
 from semix.data.formats import Failure
 from semix.flows.artifacts import build_summary, link_to, markdown_file, series_sheet
 from semix.pipeline.generators.latent_diffusion import compile_network
+from tests.calib.measured import make_run
 from tests.handmade import make_root
 
 REQUESTS = [  # of a browser that was lured: tokens, pages, what runs said, and changes
@@ -190,12 +192,10 @@ def rendered(text):
     return set(re.findall(r"<([a-z0-9]+)", page)), html.unescape(re.sub(r"<[^>]*>", "", page))
 
 
-def test_a_methods_name_is_text_in_a_table_of_results():
+def test_a_methods_name_is_text_in_a_table_of_results(tmp_path):
     """Whoever shares a run's folder names its method so that pages which show it run a script."""
-    spread = {"mean": 0.5, "sd": None}
-    measured = {"accuracy": spread, "ece": spread, "nll": spread}
-    row = {"method": HOSTILE, "data": "d", "seeds": 3, "bins": 15, "plain": measured}
-    tags, text = rendered(as_markdown(overview([row | {"scaled": measured}])))
+    run = make_run(tmp_path / "run", HOSTILE, [{}])
+    tags, text = rendered(as_markdown(overview(load_methods([run]))))
     assert tags == {"table", "thead", "tbody", "tr", "th", "td"}
     assert " ".join(HOSTILE.split()) in text
 
