@@ -8,7 +8,7 @@ from itertools import repeat
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from semix.calib.config import (
@@ -217,40 +217,6 @@ def kind_weights(total: int, count: int) -> Tensor:
 def pin(values: Tensor, device: torch.device) -> Tensor:
     """Pin memory for a GPU, which then copies it with `non_blocking` while the host goes on."""
     return values.pin_memory() if device.type == "cuda" else values
-
-
-class Normalise(nn.Module):
-    """Normalises images, uint8 or float in 0..255, to the network's input: float32 [N, 3, H, W].
-
-    Mean and deviation per channel come from the training split and are saved with the model, so
-    that every set of images is normalised alike.
-    """
-
-    mean: Tensor  # [3], in [0, 255]
-    std: Tensor  # [3]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(3))
-        self.register_buffer("std", torch.ones(3))
-
-    def forward(self, images: Tensor) -> Tensor:
-        width = images.shape[2]
-        rows = images.flatten(2).float()  # [N, H, 3W]: long rows are several times faster
-        rows = (rows - self.mean.repeat(width)) / self.std.repeat(width)
-        # Channels stay last in memory, where convolutions are faster, on the CPU and on GPUs.
-        return rows.view(images.shape).permute(0, 3, 1, 2)
-
-    @torch.no_grad()
-    def fit(self, histogram: Tensor) -> "Normalise":
-        """Compute mean and deviation from the histogram of pixel values, int64 [3, 256]."""
-        values = torch.arange(256, dtype=torch.float64)
-        for channel, counts in enumerate(histogram.double()):
-            mean = (counts * values).sum() / counts.sum()
-            variance = (counts * (values - mean).square()).sum() / counts.sum()
-            self.mean[channel] = mean
-            self.std[channel] = variance.sqrt().clamp(min=1)  # it is 0 for a single colour
-        return self
 
 
 def apply_changes(images: Tensor, changes: Tensor, augment: AugmentConfig) -> Tensor:

@@ -1,65 +1,34 @@
-"""The training loop: epochs of a stage, the training step, its metrics, checks for divergence."""
+"""The trainer: epochs of a stage, steps of an epoch, and the state from which both resume."""
 
 import json
-import math
-import os
-import shutil
 import time
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
-from semix.calib.batches import MicroBatch, TrainingBatch, split_batch
 from semix.calib.checkpoint import Checkpoint, MidEpochState, State, StateDict, save_checkpoint
-from semix.calib.config import OptimiserConfig, TrainConfig
-from semix.calib.epoch_lines import EpochLines
-from semix.calib.losses import MixedLoss, build_mixed_loss
-from semix.calib.losses.base import RealLoss
-from semix.calib.methods import Method
-from semix.calib.network import Network, mixed_pass
-from semix.calib.processes import StopVote, average_gradients, wait_for_all
+from semix.calib.config import OptimiserConfig
+from semix.calib.divergence import Diverged
+from semix.calib.epoch_lines import SILENT, EpochLines
+from semix.calib.losses.base import Outputs
+from semix.calib.optimiser import learning_rate, set_learning_rate
+from semix.calib.processes import StopVote, wait_for_all
 from semix.calib.run_folder import HISTORY
-from semix.calib.stopping import Interrupted, ShouldStop, Stopped
+from semix.calib.selection import EpochSelection, validation_measures
+from semix.calib.stopping import Interrupted, ShouldStop, Stopped, never
 from semix.calib.trackers import Tracking
-from semix.data.errors import InputError
 from semix.data.files import MAX_JSON, add_path_to_disk_errors, read_bytes, write_atomically
-from semix.data.machine import keep_compiled_to_ourselves
 
 CHECKPOINT = "checkpoint"
 
 EpochMetrics = dict[str, float | None]
-
-
-class TrainingStage(Protocol):
-    """A stage of training, whose state can be saved after any step."""
-
-    name: str
-    epochs: int
-    images_per_epoch: int  # real images, over all processes
-    steps: int  # per epoch
-    mid_epoch: MidEpochState | None  # set if an epoch was stopped; part of the state
-
-    @property
-    def finished(self) -> bool:
-        """Whether the stage ends early, before its last epoch; the same in all processes."""
-
-    def train_epoch(
-        self, epoch: int, stop: ShouldStop, progress_lines: EpochLines
-    ) -> EpochMetrics: ...
-
-    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
-
-    def objects(self) -> StateDict: ...
-
-    def load(self, checkpoint: Checkpoint) -> None: ...
-
-    def export(self, path: Path, *, digest: str) -> None: ...
 
 
 @dataclass
@@ -111,7 +80,7 @@ class Trainer:
             self.tracking.start([json.loads(line) for line in lines[: self.position]])
         return checkpoint
 
-    def run(self, stage: TrainingStage, checkpoint: Checkpoint | None) -> None:
+    def run(self, stage: "Stage", checkpoint: Checkpoint | None) -> None:
         """Train a stage to its end.
 
         Args:
@@ -146,7 +115,7 @@ class Trainer:
             if stopping:
                 raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 
-    def _train(self, stage: TrainingStage, epoch: int, progress_lines: EpochLines) -> EpochMetrics:
+    def _train(self, stage: "Stage", epoch: int, progress_lines: EpochLines) -> EpochMetrics:
         """Train an epoch and write its metrics to the history."""
         started = time.perf_counter()
         try:
@@ -171,7 +140,7 @@ class Trainer:
             self.tracking.note(self.position, line)
         return metrics
 
-    def _save(self, stage: TrainingStage, epoch: int) -> None:
+    def _save(self, stage: "Stage", epoch: int) -> None:
         """Write a checkpoint; all processes wait until it is written.
 
         Args:
@@ -200,252 +169,185 @@ class Trainer:
         wait_for_all(self.accelerator)
 
 
-@dataclass(frozen=True)
-class TrainingStep:
-    """Makes one update per batch, of L = L_real(real images) + weight * L_mixed(mixed images).
+class Stage(ABC):
+    """A stage of training, whose state can be saved after any step.
 
-    Real and mixed images have separate forward passes, the mixed ones second, as in CSM's code. The
-    real loss and its state never get a mixed image. The optimiser also trains the parameters of
-    loss and method, whose gradients are not clipped.
+    A subclass says what its batches, its update and its metrics are.
 
     Attributes:
-        forward: the network, prepared by accelerate.
+        name: of the stage in checkpoints, history and progress lines.
+        epochs: number of epochs; the stage may end earlier.
+        steps: per epoch.
+        images_per_epoch: real images, over all processes.
+        optimiser: with the learning rate of `optimiser_config`.
+        selection: selects the epoch whose weights are kept.
+        mid_epoch: set if an epoch was stopped; part of the state.
     """
 
-    config: TrainConfig
-    network: Network
-    forward: nn.Module
-    method: Method
-    loss: RealLoss
-    mixed_loss: MixedLoss
-    optimiser: AcceleratedOptimizer
+    name: ClassVar[str]
+    epochs: int
+    steps: int
+    images_per_epoch: int
     accelerator: Accelerator
+    optimiser: torch.optim.Optimizer
+    optimiser_config: OptimiserConfig
+    selection: EpochSelection
+    mid_epoch: MidEpochState | None = None
 
-    def __call__(self, batch: TrainingBatch) -> Tensor:
-        """Make one update; returns this process's STEP_METRICS, float32 [7]."""
-        *others, last = split_batch(batch, self.config.accumulate)
-        metrics = []
-        for micro_batch in others:
-            with self.accelerator.no_sync(self.forward):
-                metrics.append(self._backward(micro_batch))
-        metrics.append(self._backward(last))
-        self._update()
-        return torch.stack(metrics).sum(0) if others else metrics[0]
+    @property
+    def finished(self) -> bool:
+        """Whether the stage ends early, before its last epoch; the same in all processes."""
+        return self.selection.finished
 
-    def _backward(self, micro_batch: MicroBatch) -> Tensor:
-        """Add the gradients of a micro-batch; returns its summand of the step's metrics."""
-        batch = micro_batch.batch
-        real_pass = self.method(self.forward, batch, self.loss)
-        real = total = micro_batch.real_fraction * real_pass.loss
-        mixed, mixed_means = torch.zeros_like(real), real.new_zeros(4, dtype=torch.float32)
-        settings = self.config.mixed
-        if settings is not None and batch.mixed_images is not None:
-            assert batch.mixed_labels is not None
-            assert batch.mixed_kinds is not None
-            with mixed_pass(self.network, settings.batch_norm):
-                loss, logits = self.method.on_mixed(
-                    self.forward, batch.mixed_images, batch.mixed_labels, self.mixed_loss
-                )
-            mixed = micro_batch.mixed_fraction * loss
-            mixed_means = confidence_and_label(logits, batch.mixed_labels, batch.mixed_kinds)
-            total = real + settings.weight * mixed
-        self.accelerator.backward(total)
-        correct = (real_pass.logits.argmax(1) == real_pass.targets).float()
-        accuracy = micro_batch.real_fraction * correct.mean()
-        metrics = torch.stack([real.detach().float(), mixed.detach().float(), accuracy])
-        return torch.cat([metrics, mixed_means])
-
-    def _update(self) -> None:
-        average_gradients(self.loss.parameters(), self.accelerator)
-        average_gradients(self.method.parameters(), self.accelerator)
-        self.method.after_backward(self.network.backbone)
-        if self.config.optimiser.clip_norm is not None:
-            limit = self.config.optimiser.clip_norm
-            self.accelerator.clip_grad_norm_(self.network.parameters(), limit)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-
-
-def prepare_step(
-    config: TrainConfig,
-    network: Network,
-    method: Method,
-    loss: RealLoss,
-    *,
-    accelerator: Accelerator,
-) -> TrainingStep:
-    """Build the training step, with an optimiser for all parameters; accelerate prepares both."""
-    parameters = [p for module in (network, loss, method) for p in module.parameters()]
-    forward, optimiser = accelerator.prepare(
-        TrainingForward(network, compiled=config.compile),
-        build_optimiser(config.optimiser, parameters),
-    )
-    return TrainingStep(
-        config=config,
-        network=network,
-        forward=forward,
-        method=method,
-        loss=loss,
-        mixed_loss=build_mixed_loss(config.mixed.loss if config.mixed else "l2"),
-        optimiser=optimiser,
-        accelerator=accelerator,
-    )
-
-
-class TrainingForward(nn.Module):
-    """The forward pass of a network in training.
-
-    accelerate replaces a module's forward by one of another precision, and torch.compile replaces
-    its class. Both change this wrapper and not the network, which keeps the names of its state, can
-    be copied, and is measured in float32.
-
-    Raises:
-        InputError: there is no folder for compiled programs.
-    """
-
-    def __init__(self, network: nn.Module, *, compiled: bool) -> None:
-        super().__init__()
-        if compiled:
-            keep_compiled_to_ourselves()
-        # Batches of real and of mixed images differ in size; each size gets its own program.
-        self.network = torch.compile(network, dynamic=False) if compiled else network
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [N, K] and features [N, D] of images, uint8 or float [N, S, S, 3]."""
-        logits, features = self.network(images)
-        return logits, features
-
-
-def check_compiler(device: torch.device) -> None:
-    """Raise InputError if the compiler is missing that torch.compile calls for this device."""
-    variable, program = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")
-    compiler = os.environ.get(variable, program)
-    if shutil.which(compiler) is None:
-        remedy = f"needs the compiler {compiler}, which is missing; install it, name another in "
-        raise InputError("compile", True, f"{remedy}{variable}, or leave compile off")
-
-
-def confidence_and_label(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
-    """Mean predicted probability and mean label of mixed images, of the class with largest label.
-
-    Args:
-        logits, labels: [M, K].
-        kinds: as `TrainingBatch.mixed_kinds`, [M, 2]. Results of micro-batches add up to the means
-            over the batch.
-    Returns:
-        float32 [4], without gradient: for end points the mean probability of the class with the
-        largest label, and the mean of that label; then the same for inner images. Both are 0
-        where a batch has no such images.
-    """
-    label, label_class = labels.max(1, keepdim=True)  # [M, 1]
-    confidence = logits.detach().float().softmax(1).gather(1, label_class)
-    pairs = torch.cat([confidence, label], dim=1)  # [M, 2]
-    return (kinds[:, :, None] * pairs[:, None]).sum(0).flatten()
-
-
-STEP_METRICS = (
-    "loss",
-    "mixed_loss",
-    "accuracy",
-    "mixed_confidence_end",
-    "mixed_label_end",
-    "mixed_confidence_interior",
-    "mixed_label_interior",
-)
-LOSS_METRICS = {"real": 0, "mixed": 1}  # columns of the metrics that must be finite
-CHECK_EVERY = 50  # steps between checks, each of which waits for the device
-
-
-class EpochRecord:
-    """The STEP_METRICS of every step of an epoch, of this process.
-
-    Args:
-        steps: number of steps of the epoch.
-        accelerator: of the processes, which all raise Diverged if one of them does.
-    """
-
-    def __init__(self, steps: int, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self.metrics = torch.zeros(steps, len(STEP_METRICS), device=accelerator.device)
-
-    def note(self, step: int, metrics: Tensor) -> None:
-        """Store the metrics of a step, float32 [7].
+    def train_epoch(
+        self, epoch: int, stop: ShouldStop = never, progress_lines: EpochLines = SILENT
+    ) -> EpochMetrics:
+        """Train an epoch, or the rest of it after `mid_epoch`; returns its metrics.
 
         Raises:
-            Diverged: as `check`, which is called every CHECK_EVERY steps.
+            Diverged: a loss or a weight is NaN or infinite.
+            Stopped: `stop` returned true; `mid_epoch` says after which step, or is None before
+                the first one.
         """
-        self.metrics[step] = metrics
-        if (step + 1) % CHECK_EVERY == 0:
-            self.check()
+        self.begin_epoch(epoch, stop)
+        steps_done = self._begin_or_resume(epoch)
+        try:
+            with closing(self.batches_of(epoch, steps_done)) as batches:
+                for step, batch in enumerate(batches, steps_done):
+                    self._set_learning_rate(epoch * self.steps + step)
+                    self.update(step, batch)
+                    progress_lines.show_step(epoch, step + 1)
+                    if step + 1 < self.steps and stop():
+                        self._stop(step + 1)
+            metrics = self.end_steps()
+        except Diverged as error:
+            raise Diverged(f"{error}; {self.remedy}") from None
+        return self.end_epoch(epoch, metrics) | self._judge(epoch)
 
-    def check(self) -> None:
-        """Raise Diverged, in every process, for the first loss that is NaN or infinite."""
-        not_finite = ~self.metrics[:, : len(LOSS_METRICS)].isfinite().flatten()
-        indices = torch.arange(len(not_finite), device=not_finite.device)
-        first = torch.where(not_finite, indices, len(not_finite)).min()
-        index = int(self.accelerator.gather(first[None]).min())
-        if index < len(not_finite):
-            step, column = divmod(index, len(LOSS_METRICS))
-            position = f"step {step + 1} of {len(self.metrics)}"
-            raise Diverged(f"{position}: the {list(LOSS_METRICS)[column]} loss is NaN or infinite")
+    @property
+    @abstractmethod
+    def remedy(self) -> str:
+        """What to do if a step diverges, as the end of a sentence."""
 
-    def means(self) -> dict[str, float]:
-        """Means over all steps and processes, each of which has equally many images."""
-        means = self.accelerator.reduce(self.metrics.double().mean(0), reduction="mean")
-        return dict(zip(STEP_METRICS, means.tolist(), strict=True))
+    @abstractmethod
+    def begin_epoch(self, epoch: int, stop: ShouldStop) -> None:
+        """Prepare the steps of an epoch, also of one that is resumed. Raises Stopped."""
 
+    @abstractmethod
+    def batches_of(self, epoch: int, steps_done: int) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch, after those that are done."""
 
-class Diverged(RuntimeError):
-    """A loss or a weight is NaN or infinite; no checkpoint with it has been written."""
+    @abstractmethod
+    def update(self, step: int, batch: Any) -> None:
+        """Make one update, and note its metrics in the progress of the epoch."""
 
+    @abstractmethod
+    def end_steps(self) -> EpochMetrics:
+        """The metrics of the epoch's steps. Raises Diverged if a loss or weight is not finite."""
 
-def divergence_remedy(mixed_precision: str) -> str:
-    """The remedy for a divergence, as the end of a sentence."""
-    change = "lower optimiser.learning_rate"
-    if mixed_precision != "no":
-        change += f" or leave mixed_precision {mixed_precision}"
-    return f"{change}, and train in a fresh run folder"
+    @abstractmethod
+    def end_epoch(self, epoch: int, metrics: EpochMetrics) -> EpochMetrics:
+        """Called with the metrics of the steps; returns them with those of the whole epoch."""
 
+    @abstractmethod
+    def validation_outputs(self) -> Outputs:
+        """The outputs of `trained`."""
 
-def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Diverged, which names the first tensor that has a NaN or infinite value."""
-    floating = {name: t for name, t in tensors.items() if t.is_floating_point()}
-    # One tensor, so that the host waits for the device only once.
-    finite = torch.stack([tensor.isfinite().all() for tensor in floating.values()])
-    for name, is_finite in zip(floating, finite.tolist(), strict=True):
-        if not is_finite:
-            raise Diverged(f"after the epoch's last step {name} is NaN or infinite")
+    @property
+    @abstractmethod
+    def trained(self) -> nn.Module:
+        """The module that is measured on validation images, and exported."""
 
+    @abstractmethod
+    def export(self, path: Path, *, digest: str) -> None:
+        """Write the selected weights, with the digest of settings and data in the metadata."""
 
-def build_optimiser(
-    config: OptimiserConfig, parameters: Iterable[nn.Parameter]
-) -> torch.optim.Optimizer:
-    if config.name != "sgd":
-        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
-        return kind(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-    return torch.optim.SGD(
-        parameters,
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
+    # Progress within an epoch
 
+    @abstractmethod
+    def start_progress(self, epoch: int) -> None:
+        """Begin an epoch without steps."""
 
-def learning_rate(config: OptimiserConfig, step: int, *, steps: int, epochs: int) -> float:
-    """The learning rate of a step; it depends on the step alone, so there is no state to save.
+    @abstractmethod
+    def progress(self, steps_done: int) -> StateDict:
+        """The progress of the epoch, tensors on the CPU and plain values. Raises Diverged."""
 
-    Args:
-        step: counted from 0, over all epochs.
-        steps: steps per epoch.
-    """
-    rate = config.learning_rate
-    if config.schedule == "multistep":
-        rate *= config.factor ** sum(step >= steps * epoch for epoch in config.milestones)
-    elif config.schedule == "cosine":
-        rate *= (1 + math.cos(math.pi * step / (steps * epochs))) / 2
-    return rate * min(1.0, (step + 1) / (config.warmup_steps + 1))
+    @abstractmethod
+    def load_progress(self, progress: StateDict, steps_done: int) -> None:
+        """Restore what `progress` returned."""
 
+    @staticmethod
+    @abstractmethod
+    def merge_progress(processes: Sequence[StateDict], index: int) -> StateDict:
+        """Progress of process `index`, for a resume with another number of processes."""
 
-def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimiser.param_groups:
-        group["lr"] = rate
+    def _begin_or_resume(self, epoch: int) -> int:
+        """Begin the epoch, or resume from `mid_epoch`; returns the number of steps done."""
+        mid_epoch, self.mid_epoch = self.mid_epoch, None
+        if mid_epoch is None:
+            self.start_progress(epoch)
+            return 0
+        progress = mid_epoch.restore(self.modules(), self.accelerator, reshard=self.merge_progress)
+        self.load_progress(progress, mid_epoch.step)
+        return mid_epoch.step
+
+    def _stop(self, steps_done: int) -> None:
+        """Set `mid_epoch` and raise Stopped; raises Diverged if a loss or weight is not finite."""
+        self.mid_epoch = MidEpochState.gather(
+            steps_done,
+            self.progress(steps_done),
+            modules=self.modules(),
+            accelerator=self.accelerator,
+        )
+        raise Stopped
+
+    # State
+
+    @abstractmethod
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The modules that have state, by the names of their files in a checkpoint."""
+
+    @abstractmethod
+    def own_objects(self) -> StateDict:
+        """State of this kind of stage, as tensors and plain values."""
+
+    @abstractmethod
+    def load_own_objects(self, objects: StateDict) -> None:
+        """Restore what `own_objects` returned, from all objects of the stage."""
+
+    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
+        tensors = {name: module.state_dict() for name, module in self.modules().items()}
+        return {**tensors, "best": self.selection.best} if self.selection.best else tensors
+
+    def objects(self) -> StateDict:
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "selection": self.selection.state_dict(),
+            "middle": self.mid_epoch.state_dict() if self.mid_epoch else None,
+            **self.own_objects(),
+        }
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        for name, module in self.modules().items():
+            checkpoint.load_module(name, module)
+        objects = checkpoint.objects()
+        self.optimiser.load_state_dict(objects["optimiser"])
+        has_best = objects["selection"]["best_epoch"] is not None
+        best = checkpoint.tensors("best") if has_best else {}
+        self.selection.load_state_dict(objects["selection"], best)
+        self.mid_epoch = MidEpochState.from_checkpoint(objects["middle"])
+        self.load_own_objects(objects)
+
+    def _judge(self, epoch: int) -> EpochMetrics:
+        """Measure the validation images, if the selection of an epoch needs it."""
+        if not self.selection.needs_validation:
+            return {}
+        measures = validation_measures(
+            self.validation_outputs(), scaled=self.selection.needs_temperature
+        )
+        self.selection.note(measures, self.trained, epoch)
+        return {f"validation_{name}": value for name, value in measures.items()}
+
+    def _set_learning_rate(self, step: int) -> None:
+        rate = learning_rate(self.optimiser_config, step, steps=self.steps, epochs=self.epochs)
+        set_learning_rate(self.optimiser, rate)

@@ -8,7 +8,7 @@ from typing import TypedDict, get_args
 from torch import Tensor, nn
 
 from semix.calib.config import Criterion, EarlyStopConfig
-from semix.calib.loop import check_finite
+from semix.calib.divergence import check_finite
 from semix.calib.metrics.measures import measured
 from semix.calib.network import Outputs
 from semix.calib.temperature import fit_temperature

@@ -1,7 +1,7 @@
 """Stage two: train a new head on the frozen network's features of real images."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -9,15 +9,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from semix.calib.checkpoint import (
-    Checkpoint,
-    MidEpochState,
-    StateDict,
-    save_tensors,
-    sum_in_first_process,
-)
+from semix.calib.checkpoint import StateDict, save_tensors, sum_in_first_process
 from semix.calib.config import HeadConfig, TrainConfig
 from semix.calib.config.loss import CrossEntropyConfig
+from semix.calib.divergence import Diverged, check_finite
 from semix.calib.epoch_lines import SILENT, EpochLines
 from semix.calib.features import (
     FeatureViews,
@@ -35,21 +30,15 @@ from semix.calib.heads import (
     build_head,
     kl_divergence,
 )
-from semix.calib.loop import (
-    Diverged,
-    EpochMetrics,
-    build_optimiser,
-    check_finite,
-    learning_rate,
-    set_learning_rate,
-)
+from semix.calib.loop import EpochMetrics, Stage
 from semix.calib.losses import build_training_loss
-from semix.calib.losses.base import CrossEntropy, RealLoss
+from semix.calib.losses.base import CrossEntropy, Outputs, RealLoss
 from semix.calib.network import Network
+from semix.calib.optimiser import build_optimiser
 from semix.calib.processes import average_gradients
 from semix.calib.real_data import TrainingData
-from semix.calib.selection import EpochSelection, validation_measures
-from semix.calib.stopping import ShouldStop, Stopped, never
+from semix.calib.selection import EpochSelection
+from semix.calib.stopping import ShouldStop, never
 from semix.data.files import write_json
 from semix.data.fingerprint import derived_seed
 
@@ -173,17 +162,6 @@ class MaskedObjective(Objective):
         return {"p": state["retention"].item(), "kept_weights": shares}
 
 
-def check_converging(loss: float, objective: nn.Module) -> None:
-    """Raise Diverged if the loss, or a value of the state, is NaN or infinite."""
-    try:
-        if not math.isfinite(loss):
-            raise Diverged("the loss is NaN or infinite")
-        check_finite(objective.state_dict())
-    except Diverged as error:
-        remedy = "lower head.optimiser.learning_rate, and train in a fresh run folder"
-        raise Diverged(f"{error}; {remedy}") from None
-
-
 def build_objective(
     config: HeadConfig,
     *,
@@ -218,7 +196,7 @@ def build_objective(
     return Objective(head, loss)
 
 
-class HeadStage:
+class HeadStage(Stage):
     """Trains a head on the features of a frozen network, which are computed before each epoch.
 
     The objective does what a kind of head needs besides the gradient of its loss. The optimiser
@@ -233,7 +211,7 @@ class HeadStage:
     """
 
     name = "head"
-    finished = False
+    remedy = "lower head.optimiser.learning_rate, and train in a fresh run folder"
 
     def __init__(
         self,
@@ -266,71 +244,62 @@ class HeadStage:
         self.head, self.loss = self.objective.head, self.objective.loss
         self.selection = EpochSelection(config.head.select, None)
         self.history: list[EpochMetrics] = []
-        self.mid_epoch: MidEpochState | None = None
+        self.features = torch.empty(0)  # of the epoch's training images, [N, D]
+        self.constants: EpochMetrics = {}  # metrics that are constant during the epoch
+        self.sums = torch.zeros(3, device=accelerator.device)  # see `sum_over_batch`
         # Not wrapped by accelerate: that takes more time than a step of so small a head.
         self.parameters = list(self.objective.parameters())
         self.optimiser_config = config.head.optimiser_for(len(self.targets))
         self.optimiser = build_optimiser(self.optimiser_config, self.parameters)
 
+    @property
+    def trained(self) -> nn.Module:
+        return self.head
+
     def train_epoch(
         self, epoch: int, stop: ShouldStop = never, progress_lines: EpochLines = SILENT
     ) -> EpochMetrics:
-        """Train an epoch, or the rest of it after `mid_epoch`; returns its metrics.
-
-        Raises:
-            Diverged: the loss or a weight is NaN or infinite, or the trained head is at chance.
-            Stopped: `stop` returned true; `mid_epoch` says after which step, or is None before
-                the first one.
-        """
-        features = self.views.features_of_epoch(epoch, stop)
-        process = self.accelerator.process_index
-        torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
-        steps_done, metrics, sums = self._begin_or_resume_epoch()
-        self.objective.train()
-        for step, indices in enumerate(self.views.order(epoch)[steps_done:], steps_done):
-            self._set_learning_rate(epoch * self.steps + step)
-            sums += self._step(features[indices], indices)
-            progress_lines.show_step(epoch, step + 1)
-            if step + 1 < self.steps and stop():
-                self._stop(step + 1, metrics, sums)
-        loss, accuracy, confidence = means(sums, self.images_per_epoch, self.accelerator)
-        check_converging(loss, self.objective)
-        if self.objective.extra_pass:
-            accuracy, confidence = accuracy_and_confidence(
-                self.head, features, self.targets, self.accelerator
-            )
-        self.objective.end_epoch(accuracy=accuracy, confidence=confidence)
-        if epoch + 1 == self.epochs:
-            self.objective.check_head_above_chance()
-        metrics |= {"loss": loss, "accuracy": accuracy, "confidence": confidence}
-        metrics |= {**self.loss.pop_diagnostics(), **self._end_epoch(epoch)}
+        metrics = super().train_epoch(epoch, stop, progress_lines)
         self.history.append({"epoch": epoch, **metrics})
         return metrics
 
-    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
-        tensors = {"head": self.head.state_dict(), "loss": self.loss.state_dict()}
-        return {**tensors, "best": self.selection.best} if self.selection.best else tensors
+    def begin_epoch(self, epoch: int, stop: ShouldStop) -> None:
+        self.features = self.views.features_of_epoch(epoch, stop)
+        process = self.accelerator.process_index
+        torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
+        self.objective.train()
 
-    def objects(self) -> StateDict:
-        return {
-            "optimiser": self.optimiser.state_dict(),
-            "objective": self.objective.objects(),
-            "selection": self.selection.state_dict(),
-            "history": self.history,
-            "middle": self.mid_epoch.state_dict() if self.mid_epoch else None,
-        }
+    def batches_of(self, epoch: int, steps_done: int) -> Generator[Tensor, None, None]:
+        """Indices of training images, of each step."""
+        yield from self.views.order(epoch)[steps_done:]
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        checkpoint.load_module("head", self.head)
-        checkpoint.load_module("loss", self.loss)
-        objects = checkpoint.objects()
-        self.optimiser.load_state_dict(objects["optimiser"])
-        self.objective.load_objects(objects["objective"])
-        has_best = objects["selection"]["best_epoch"] is not None
-        best = checkpoint.tensors("best") if has_best else {}
-        self.selection.load_state_dict(objects["selection"], best)
-        self.history = objects["history"]
-        self.mid_epoch = MidEpochState.from_checkpoint(objects["middle"])
+    def update(self, step: int, batch: Tensor) -> None:
+        self.sums += self._step(self.features[batch], batch)
+
+    def end_steps(self) -> EpochMetrics:
+        loss, accuracy, confidence = means(self.sums, self.images_per_epoch, self.accelerator)
+        self._check_finite(loss)
+        return {**self.constants, "loss": loss, "accuracy": accuracy, "confidence": confidence}
+
+    def end_epoch(self, epoch: int, metrics: EpochMetrics) -> EpochMetrics:
+        """As for every stage. Raises Diverged if the trained head is at chance."""
+        accuracy, confidence = metrics["accuracy"], metrics["confidence"]
+        if self.objective.extra_pass:
+            accuracy, confidence = accuracy_and_confidence(
+                self.head, self.features, self.targets, self.accelerator
+            )
+        assert accuracy is not None
+        assert confidence is not None
+        self.objective.end_epoch(accuracy=accuracy, confidence=confidence)
+        if epoch + 1 == self.epochs:
+            self.objective.check_head_above_chance()
+        metrics |= {"accuracy": accuracy, "confidence": confidence, **self.loss.pop_diagnostics()}
+        self.feedback = HeadFeedback(self.head, self.unaugmented)
+        self.loss.end_epoch(self.feedback)
+        return metrics
+
+    def validation_outputs(self) -> Outputs:
+        return self.feedback.outputs("validation")
 
     def export(self, path: Path, *, digest: str) -> None:
         """Write the selected head, and next to it a JSON file with the history of its epochs."""
@@ -348,29 +317,33 @@ class HeadStage:
         # Last, because a head with this file is complete.
         save_tensors(path, state, metadata={"digest": digest})
 
-    def _begin_or_resume_epoch(self) -> tuple[int, EpochMetrics, Tensor]:
-        """Return the number of steps done, the epoch's constant metrics, and sums over steps."""
-        mid_epoch, self.mid_epoch = self.mid_epoch, None
-        if mid_epoch is None:
-            return 0, self.objective.start_epoch(), torch.zeros(3, device=self.accelerator.device)
-        modules = {"objective": self.objective}
-        progress = mid_epoch.restore(modules, self.accelerator, reshard=_merge_progress)
-        return mid_epoch.step, progress["figures"], progress["sums"].to(self.accelerator.device)
+    def start_progress(self, epoch: int) -> None:
+        self.constants = self.objective.start_epoch()
+        self.sums = torch.zeros(3, device=self.accelerator.device)
 
-    def _stop(self, steps_done: int, metrics: EpochMetrics, sums: Tensor) -> None:
-        """Set `mid_epoch` and raise Stopped; raise Diverged if loss or weights are not finite."""
-        check_converging(means(sums, self.images_per_epoch, self.accelerator)[0], self.objective)
-        self.mid_epoch = MidEpochState.gather(
-            steps_done,
-            {"figures": metrics, "sums": sums.cpu()},
-            modules={"objective": self.objective},
-            accelerator=self.accelerator,
-        )
-        raise Stopped
+    def progress(self, steps_done: int) -> StateDict:
+        self._check_finite(means(self.sums, self.images_per_epoch, self.accelerator)[0])
+        return {"figures": self.constants, "sums": self.sums.cpu()}
 
-    def _set_learning_rate(self, step: int) -> None:
-        rate = learning_rate(self.optimiser_config, step, steps=self.steps, epochs=self.epochs)
-        set_learning_rate(self.optimiser, rate)
+    def load_progress(self, progress: StateDict, steps_done: int) -> None:
+        self.constants = progress["figures"]
+        self.sums = progress["sums"].to(self.accelerator.device)
+
+    @staticmethod
+    def merge_progress(processes: Sequence[StateDict], index: int) -> StateDict:
+        """The epoch's constant metrics, which all processes share, and the sums of this process."""
+        sums = [process["sums"] for process in processes]
+        return {**processes[0], "sums": sum_in_first_process(sums, index)}
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"head": self.head, "loss": self.loss}
+
+    def own_objects(self) -> StateDict:
+        return {"objective": self.objective.objects(), "history": self.history}
+
+    def load_own_objects(self, objects: StateDict) -> None:
+        self.objective.load_objects(objects["objective"])
+        self.history = objects["history"]
 
     def _step(self, features: Tensor, indices: Tensor) -> Tensor:
         """Make one update; returns loss, correct predictions and confidence, each summed."""
@@ -387,28 +360,14 @@ class HeadStage:
         self.objective.after_step()
         return sum_over_batch(loss, logits, targets)
 
-    def _end_epoch(self, epoch: int) -> EpochMetrics:
-        """End the epoch for the loss; measure the validation images, if the selection needs it."""
-        feedback = HeadFeedback(self.head, self.unaugmented)
-        self.loss.end_epoch(feedback)
-        if not self.selection.needs_validation:
-            return {}
-        outputs = feedback.outputs("validation")
-        measures = validation_measures(outputs, scaled=self.selection.needs_temperature)
-        self.selection.note(measures, self.head, epoch)
-        return {f"validation_{name}": value for name, value in measures.items()}
+    def _check_finite(self, loss: float) -> None:
+        """Raise Diverged if the loss, or a value of the state, is NaN or infinite."""
+        if not math.isfinite(loss):
+            raise Diverged("the loss is NaN or infinite")
+        check_finite(self.objective.state_dict())
 
     def _base_accuracy(self) -> float:
         """Accuracy of stage one on the unaugmented training images."""
         classifier = self.network.backbone.classifier
         features = self.unaugmented.of("train")
         return accuracy_and_confidence(classifier, features, self.targets, self.accelerator)[0]
-
-
-def _merge_progress(processes: Sequence[StateDict], index: int) -> StateDict:
-    """Progress for a resume with another number of processes.
-
-    The epoch's constant metrics, which all processes share, and the sums of this process.
-    """
-    sums = [process["sums"] for process in processes]
-    return {**processes[0], "sums": sum_in_first_process(sums, index)}

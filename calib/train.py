@@ -15,9 +15,10 @@ from accelerate.utils import DistributedDataParallelKwargs
 from semix.calib.check import check_config, check_shares, require_trackers
 from semix.calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from semix.calib.config import TrainConfig
+from semix.calib.divergence import Diverged
 from semix.calib.evaluate import evaluate_seed, write_evaluation
 from semix.calib.features import check_memory
-from semix.calib.loop import CHECKPOINT, Diverged, Trainer, TrainingStage
+from semix.calib.loop import CHECKPOINT, Stage, Trainer
 from semix.calib.models.complexity import complexity
 from semix.calib.network import load_classifier
 from semix.calib.processes import (
@@ -216,9 +217,7 @@ def train_stages(trainer: Trainer, config: TrainConfig, data: TrainingData, *, s
             train_stage(trainer, head, checkpoint, folder / HEAD)
 
 
-def train_stage(
-    trainer: Trainer, stage: TrainingStage, checkpoint: Checkpoint | None, path: Path
-) -> None:
+def train_stage(trainer: Trainer, stage: Stage, checkpoint: Checkpoint | None, path: Path) -> None:
     """Train a stage to its end and export the selected weights."""
     is_of_stage = checkpoint is not None and checkpoint.state["stage"] == stage.name
     trainer.run(stage, checkpoint if is_of_stage else None)

@@ -7,7 +7,6 @@ import torch
 
 from semix.calib.batches import (
     Batches,
-    Normalise,
     TrainingBatch,
     apply_changes,
     kind_weights,
@@ -15,6 +14,7 @@ from semix.calib.batches import (
 )
 from semix.calib.check import check_shares
 from semix.calib.config import AugmentConfig
+from semix.calib.network import Normalise
 from semix.calib.real_data import pixel_histogram
 from semix.calib.real_images import InMemoryImages
 from semix.data.dataset import MixedDataset, end_and_inner

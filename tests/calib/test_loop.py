@@ -10,20 +10,20 @@ from semix.calib.batches import Batches, TrainingBatch
 from semix.calib.config import AugmentConfig
 from semix.calib.config.loss import LOSSES
 from semix.calib.config.method import METHODS
+from semix.calib.divergence import Diverged
 from semix.calib.epoch_lines import EpochLines
-from semix.calib.loop import (
+from semix.calib.losses import build_mixed_loss, build_training_loss
+from semix.calib.network import Network, WeightAverage
+from semix.calib.optimiser import build_optimiser
+from semix.calib.real_images import InMemoryImages
+from semix.calib.training_step import (
     CHECK_EVERY,
     STEP_METRICS,
-    Diverged,
     EpochRecord,
     TrainingStep,
-    build_optimiser,
     check_compiler,
     confidence_and_label,
 )
-from semix.calib.losses import build_mixed_loss, build_training_loss
-from semix.calib.network import Network, WeightAverage
-from semix.calib.real_images import InMemoryImages
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 
@@ -111,9 +111,7 @@ def test_a_compiled_network_trains_as_the_plain_one(make_stage):
         expected, metrics = plain.train_epoch(epoch), compiled.train_epoch(epoch)
         assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert list(compiled.network.state_dict()) == list(plain.network.state_dict())
-    assert list(compiled.evaluated_network.state_dict()) == list(
-        plain.evaluated_network.state_dict()
-    )
+    assert list(compiled.trained.state_dict()) == list(plain.trained.state_dict())
 
 
 # The meta device has no values: reading one fails there, and so does an operation whose shape

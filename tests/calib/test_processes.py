@@ -51,7 +51,7 @@ from accelerate.utils import gather
 from safetensors.torch import save_file
 from semix.calib import processes
 from semix.calib.config import TrainConfig
-from semix.calib.loop import Diverged
+from semix.calib.divergence import Diverged
 from semix.calib.network import SplitOutputs, load_classifier
 from semix.calib.real_data import TrainingData, open_data
 from semix.calib.real_images import decode

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from semix.calib.config import EarlyStopConfig
-from semix.calib.loop import Diverged
+from semix.calib.divergence import Diverged
 from semix.calib.losses.base import Outputs
 from semix.calib.selection import EpochSelection, is_better, validation_measures
 

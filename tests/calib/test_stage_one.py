@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from semix.calib.checkpoint import latest_checkpoint, save_checkpoint
-from semix.calib.loop import Diverged
+from semix.calib.divergence import Diverged
 from semix.calib.metrics import calibration_metrics
 from semix.calib.network import Classifier, predict
 from semix.calib.real_data import open_data

@@ -17,9 +17,9 @@ from torch.nn import functional
 from semix.calib import features
 from semix.calib.checkpoint import latest_checkpoint, save_checkpoint
 from semix.calib.config import TrainConfig
+from semix.calib.divergence import Diverged
 from semix.calib.features import HeadFeedback
 from semix.calib.heads import SparsityController, build_head
-from semix.calib.loop import Diverged
 from semix.calib.losses import build_loss
 from semix.calib.metrics import calibration_metrics
 from semix.calib.network import Classifier, Network, predict

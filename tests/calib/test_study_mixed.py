@@ -26,7 +26,7 @@ def test_builds_are_compared_draw_by_draw(tmp_path):
     frame = read_mixed(tmp_path)
     assert frame is not None
     table = mixed_table(frame)
-    rows = {label: dict(zip(table.columns, cells, strict=True)) for label, cells in table.rows}
+    rows = {row.label: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
     assert list(rows) == ["digits, random", "digits, stable"]
     first, second = (rows[label] for label in rows)
     assert str(first["stability of the noises"]) == "\N{EN DASH}"

@@ -227,7 +227,7 @@ def test_latex_has_the_tables_of_the_markdown(make_study, tmp_path):
     latex = latex_document(study, tables, missing={}, mixed=frame)
     assert latex.count(r"\begin{tabular}") == markdown.count("\n|:-") > 4
     assert "digits: Corrupted test images and OOD images." in latex
-    assert "digits: relative decrease of proper scores by post-hoc calibration." in latex
+    assert "digits: Relative decrease of proper scores by post-hoc calibration." in latex
     assert "Mixed images. Means over splits and draws" in latex and "random noise" in latex
 
 

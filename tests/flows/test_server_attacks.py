@@ -233,7 +233,7 @@ def test_names_and_reasons_of_a_foreign_root_are_text_on_prefects_pages(artifact
 COMPILED = """
 import os, sys, torch
 from torch import nn
-from semix.calib.loop import TrainingForward
+from semix.calib.training_step import TrainingForward
 
 class Network(nn.Module):
     def forward(self, images):

@@ -4,11 +4,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from semix.calib.batches import Normalise
 from semix.calib.check import check_config
 from semix.calib.losses import build_loss
 from semix.calib.methods import build_method
-from semix.calib.network import Network
+from semix.calib.network import Network, Normalise
 from semix.calib.real_data import open_data, pixel_histogram
 from semix.calib.stage_one import BaseStage
 from semix.data.errors import InputError
