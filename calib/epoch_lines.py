@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 
+from semix.data.pace import Throttle, duration
 from semix.data.printable import print_line
 
 MIN_PAUSE_S = 5.0  # least time between two lines, so that not every short epoch prints one
@@ -27,13 +28,13 @@ class EpochLines:
     ) -> None:
         self.label, self.epochs, self.first = label, epochs, first
         self.images, self.steps, self.printing = images, steps, printing
-        self.started = self.last_printed = time.monotonic()
+        self.started, self._throttle = time.monotonic(), Throttle(MIN_PAUSE_S)
         # Where timing of an epoch starts: the epoch, the number of steps done, the time.
         self._epoch_start: tuple[int, int, float] | None = None
 
     def show_features(self, images_done: int) -> None:
         """Called while a stage computes the features for an epoch; counts the images done."""
-        if self._is_due(MAX_PAUSE_S):
+        if self._throttle.is_due(MAX_PAUSE_S):
             self._print(f"features of {images_done:,} of {self.images:,} images")
 
     def show_step(self, epoch: int, steps_done: int) -> None:
@@ -45,10 +46,10 @@ class EpochLines:
             return
         if self._epoch_start is None or self._epoch_start[0] != epoch:
             self._epoch_start = epoch, steps_done, time.monotonic()
-        elif self._is_due(MAX_PAUSE_S):
+        elif self._throttle.is_due(MAX_PAUSE_S):
             _, first, started = self._epoch_start
             step_s = (time.monotonic() - started) / (steps_done - first)
-            remaining = format_time(step_s * (self.steps * (self.epochs - epoch) - steps_done))
+            remaining = duration(step_s * (self.steps * (self.epochs - epoch) - steps_done))
             position = f"epoch {epoch + 1}/{self.epochs}  step {steps_done:,} of {self.steps:,}"
             self._print(f"{position}  {step_s * self.steps:.3g} s per epoch  {remaining} left")
 
@@ -60,7 +61,7 @@ class EpochLines:
         Args:
             epochs_done: number of epochs done in this stage.
         """
-        if not (self._is_due(MIN_PAUSE_S) or last):
+        if not (self._throttle.is_due() or last):
             return
         epoch_s = (time.monotonic() - self.started) / (epochs_done - self.first)
         values = format_metrics(metrics)
@@ -71,13 +72,10 @@ class EpochLines:
     def _remaining(self, epochs_done: int, epoch_s: float, last: bool) -> str:
         if last and epochs_done < self.epochs:
             return "stopped early"
-        return f"{format_time(epoch_s * (self.epochs - epochs_done))} left"
-
-    def _is_due(self, pause_s: float) -> bool:
-        return time.monotonic() - self.last_printed >= pause_s
+        return f"{duration(epoch_s * (self.epochs - epochs_done))} left"
 
     def _print(self, text: str) -> None:
-        self.last_printed = time.monotonic()
+        self._throttle.restart()
         if self.printing:
             print_line(f"{self.label} {text}")
 
@@ -100,10 +98,3 @@ def format_metrics(metrics: Mapping[str, float | None]) -> str:
             break
         line = extended
     return line
-
-
-def format_time(seconds: float) -> str:
-    """Format seconds as `0:07`, `12:30` or `3:05:00`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

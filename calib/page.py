@@ -35,6 +35,7 @@ from semix.data.dataset import MixedDataset, Sample
 from semix.data.files import read_json, write_atomically
 from semix.data.formats import SeriesRecord
 from semix.data.lineage import Lineage, describe_source
+from semix.data.pace import duration
 from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
 
@@ -426,16 +427,6 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
         }
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return {prefix: text}
-
-
-def duration(seconds: float) -> str:
-    """3725 -> "1 h 2 min", 72.4 -> "1 min 12 s", 4.23 -> "4.2 s"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _record(run: Path, evaluation: Evaluation, config: Mapping[str, object]) -> RunRecord:

@@ -36,9 +36,10 @@ from semix.data.contact_sheet import (
 from semix.data.files import MAX_JSON, read_bytes
 from semix.data.fingerprint import fingerprint
 from semix.data.lineage import describe_source, made_and_reused, source
+from semix.data.pace import Throttle, duration
 from semix.data.printable import markdown_text
 from semix.data.root import RecordTotals, Root, RootProgress
-from semix.flows.progress import Rate, derived_metrics, describe, duration, image_count, images_left
+from semix.flows.progress import Rate, derived_metrics, describe, image_count, images_left
 
 ARTIFACT_EVERY_S = 5.0
 STAGES = {
@@ -98,7 +99,7 @@ def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
     artifact: Any = None
     with best_effort_display():
         artifact = create_progress_artifact(0.0, key=key, description="begins")
-    latest, due = None, 0.0
+    latest, pause = None, Throttle(ARTIFACT_EVERY_S, at_once=True)
 
     def send(fraction: float, description: str) -> None:
         if artifact is not None:
@@ -106,11 +107,11 @@ def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
                 update_progress_artifact(artifact, 100 * fraction, description)
 
     def publish(fraction: float, description: str) -> None:
-        nonlocal latest, due
+        nonlocal latest
         latest = (fraction, description)
-        if time.monotonic() >= due:
+        if pause.is_due():
             send(*latest)
-            due = time.monotonic() + ARTIFACT_EVERY_S  # after a send that may have waited
+            pause.restart()  # after a send that may have waited
 
     yield publish  # no `finally`: after an interrupt, nothing may delay the end
     if latest is not None:

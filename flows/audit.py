@@ -1,7 +1,6 @@
 """Audit a mixed dataset: write a page, audit.json and flags in the root; print a table."""
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from semix.calib.judge import Judge
 from semix.data.exclusion import store_flags
 from semix.data.files import write_atomically
+from semix.data.pace import Throttle
 from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.store import Store
@@ -89,13 +89,13 @@ def _store_flags(result: Audit) -> str | None:
 
 def _progress_logger(total: int) -> Callable[[int], None]:
     """A function that is called with the number of newly read series, and logs progress."""
-    done, due = 0, time.monotonic() + LINE_EVERY_S
+    done, throttle = 0, Throttle(LINE_EVERY_S)
 
     def report(groups: int) -> None:
-        nonlocal done, due
+        nonlocal done
         done += groups
-        if time.monotonic() >= due:
-            due += LINE_EVERY_S
+        if throttle.is_due():
+            throttle.restart()
             log.info("audit: %s of %s series", f"{done:,}", f"{total:,}")
 
     return report

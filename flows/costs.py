@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semix.data.errors import InputError
-from semix.flows.progress import by_stage, duration
+from semix.data.pace import duration
+from semix.flows.progress import by_stage
 
 if TYPE_CHECKING:  # the command line starts without these
     from semix.data.store import Store

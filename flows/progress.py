@@ -23,6 +23,7 @@ from rich.text import Text
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.lineage import describe_source, source
+from semix.data.pace import Throttle, duration
 from semix.data.printable import printable_line
 from semix.data.root import RecordTotals, Root, RootProgress
 from semix.flows.prices import Price, describe_root_cost, root_cost
@@ -108,6 +109,7 @@ def _record_facts(
         cost = root_cost(totals, facts["worker_seconds_left"], price)
         facts["price"] = cost if as_json else describe_root_cost(cost, price)
     if not as_json:
+        facts["seconds"] = duration(totals.seconds)
         facts["stages"] = by_stage(totals.stages)
         facts["left_out"] = f"{totals.left_out} series"
         if not totals.left_out:
@@ -142,18 +144,7 @@ def label_set_lines(sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def by_stage(stages: Mapping[str, float]) -> str:
     """`generate 4 min, encode 1.2 s`: the longest stage first."""
     ordered = sorted(stages.items(), key=lambda stage: -stage[1])
-    return ", ".join(
-        f"{name} {f'{seconds:.2g} s' if seconds < 10 else duration(seconds)}"
-        for name, seconds in ordered
-    )
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in ordered)
 
 
 class Steps:
@@ -243,17 +234,15 @@ def throttle(
 
     The listeners also get the progress at the end of the block.
     """
-    due = 0.0
+    pause = Throttle(LOOK_EVERY_S, at_once=True)
 
     def notify() -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            current, due = read(), time.monotonic() + LOOK_EVERY_S
-            for listener in listeners:
-                listener(current)
+        current = read()
+        pause.restart()
+        for listener in listeners:
+            listener(current)
 
-    yield notify
-    due = 0.0
+    yield lambda: notify() if pause.is_due() else None
     notify()
 
 
@@ -292,16 +281,16 @@ def count_display(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _line_logger(title: str, rate: Rate) -> Callable[[RootProgress], None]:
-    next_line = time.monotonic()
+    throttle = Throttle(LINE_EVERY_S, at_once=True)
     logged_shards = -1
 
     def show(progress: RootProgress) -> None:
-        nonlocal next_line, logged_shards
-        now = time.monotonic()
-        rate.update(progress.images_done, now)
+        nonlocal logged_shards
+        rate.update(progress.images_done, time.monotonic())
         complete = progress.done == progress.shards
-        if progress.done != logged_shards and (now >= next_line or complete):
-            next_line, logged_shards = now + LINE_EVERY_S, progress.done
+        if progress.done != logged_shards and (throttle.is_due() or complete):
+            throttle.restart()
+            logged_shards = progress.done
             text = f"{title}: {image_count(progress)}"
             log.info("%s", ", ".join(filter(None, (text, describe(progress, rate.value)))))
 

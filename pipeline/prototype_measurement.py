@@ -22,6 +22,7 @@ from semix.data.errors import InputError
 from semix.data.files import read_bytes, write_atomically
 from semix.data.fingerprint import fingerprint
 from semix.data.machine import cache_folder, cores
+from semix.data.pace import Throttle
 from semix.data.real import load_real
 from semix.data.splits import ImageSplit, RealDataConfig, RealDataset
 from semix.data.store import MAX_BYTES, Store
@@ -230,7 +231,7 @@ class EncodingProgress:
     def __init__(self, total: int, heartbeat: Callable[[], None]) -> None:
         self.total = total
         self.heartbeat = heartbeat
-        self.started = self.logged = time.monotonic()
+        self.started, self.throttle = time.monotonic(), Throttle(LOG_INTERVAL_S)
         self.first_position: int | None = None
 
     def __call__(self, position: int) -> None:
@@ -239,9 +240,9 @@ class EncodingProgress:
         now = time.monotonic()
         if self.first_position is None:  # a pass that continues after a kill starts in the middle
             self.first_position, self.started = position, now
-        if now - self.logged < LOG_INTERVAL_S:
+        if not self.throttle.is_due():
             return
-        self.logged = now
+        self.throttle.restart()
         rate = (position - self.first_position) / max(now - self.started, 1e-9)
         log.info("prototypes: %d of %d images, %.0f per second", position, self.total, rate)
 

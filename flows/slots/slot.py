@@ -29,6 +29,7 @@ from semix.data import leases
 from semix.data.errors import InputError
 from semix.data.formats import Failure
 from semix.data.label_sets import LabelSet
+from semix.data.pace import Throttle
 from semix.data.printable import printable
 from semix.data.ranges import format_ranges
 from semix.data.root import Root
@@ -229,8 +230,7 @@ class SlotLog:
     def __init__(self, send: Callable[[str], None], *, every_s: float = SHARD_LINE_EVERY_S) -> None:
         self.made = 0
         self._send = send
-        self._every_s = every_s
-        self._due = {"made": 0.0, "failed": 0.0}  # monotonic
+        self._pauses = {kind: Throttle(every_s, at_once=True) for kind in ("made", "failed")}
         self._unsent = {"made": 0, "failed": 0}
         self._last: dict[str, str] = {}
 
@@ -243,7 +243,7 @@ class SlotLog:
         self.made += kind == "made"
         self._unsent[kind] += 1
         self._last[kind] = line
-        if time.monotonic() >= self._due[kind]:
+        if self._pauses[kind].is_due():
             self._send_latest(kind)
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class SlotLog:
         count = self._unsent[kind] - 1
         self._send(self._last[kind] + (f" ({count} more {kind} before it)" if count else ""))
         self._unsent[kind] = 0
-        self._due[kind] = time.monotonic() + self._every_s
+        self._pauses[kind].restart()
 
 
 def _line_sender(send: Callable[[str], None]) -> Callable[[str], None]:
@@ -358,16 +358,16 @@ class FlowEnded:
     _ended: bool = False
     _modified: float | None = None
     _since: float = field(default_factory=time.monotonic)
-    _due: float = 0.0
+    _look: Throttle = field(default_factory=lambda: Throttle(LOOK_EVERY_S, at_once=True))
 
     def __reduce__(self) -> tuple[type["FlowEnded"], tuple[Store, str]]:
         return type(self), (self.store, self.name)  # monotonic times are those of one machine
 
     def is_set(self) -> bool:
         """Reads the store at most every LOOK_EVERY_S seconds."""
-        if not self._ended and time.monotonic() >= self._due:
+        if not self._ended and self._look.is_due():
             self._ended = self._lease_is_lost()
-            self._due = time.monotonic() + LOOK_EVERY_S
+            self._look.restart()
         return self._ended
 
     def _lease_is_lost(self) -> bool:

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from semix.data.pace import Throttle, duration
 from semix.data.printable import print_line
 
 TEMPLATES = (
@@ -140,18 +141,21 @@ class Lines:
 
     def __init__(self) -> None:
         self.stage = ""
-        self.started_at = self.printed_at = 0.0  # seconds of the monotonic clock
+        self.started_at = 0.0  # seconds of the monotonic clock
+        self.throttle = Throttle(SECONDS_BETWEEN_LINES)
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
         if stage != self.stage:
-            self.stage, self.started_at, self.printed_at = stage, now, now
-        if done < total and now - self.printed_at < SECONDS_BETWEEN_LINES:
+            self.stage, self.started_at = stage, now
+            self.throttle.restart()
+        if done < total and not self.throttle.is_due():
             return
-        self.printed_at = now
+        self.throttle.restart()
         seconds = max(now - self.started_at, 1e-6)
         rate = done / seconds
-        text = f"{(total - done) / rate:.0f} s left" if done < total else f"took {seconds:.0f} s"
+        left = (total - done) / rate
+        text = f"{duration(left)} left" if done < total else f"took {duration(seconds)}"
         print_line(f"{stage}: {done}/{total}, {rate:.1f} steps/s, {text}", file=sys.stderr)
 
 

@@ -12,7 +12,6 @@ import torch
 from semix.calib.page import (
     ComparedNoise,
     contact_sheet,
-    duration,
     headlines,
     noise_rows,
     provenance,
@@ -24,6 +23,7 @@ from semix.data.dataset import MixedDataset
 from semix.data.formats import SeriesRecord
 from semix.data.images import ENCODINGS, encode_image
 from semix.data.loaded_series import NoiseScores
+from semix.data.pace import duration
 from semix.data.pages import fixed
 from semix.data.stored_images import StoredImages
 from semix.data.tar import GroupSample
@@ -170,7 +170,7 @@ def test_page_holds_the_numbers_worked_out_by_hand(source: str):
     assert "Spearman(alpha, weight), median over series1.000" in text  # of rho 1, 1 and 0.5
     assert "series whose weight falls somewhere along alpha33.3 %" in text
     # A stage may hold the trainings, so that the two sums are kept apart.
-    assert "Time by stage build30.0 s trainings2 min 10 s together2 min 40 s" in text
+    assert "Time by stage build30 s trainings2 min 10 s together2 min 40 s" in text
     assert "each run CE1 min 5 s CSM1 min 5 s together2 min 10 s" in text
     assert "Two seeds are few." in text
 
@@ -237,7 +237,12 @@ def test_methods_on_two_datasets_are_not_compared(tmp_path: Path):
 
 
 def test_small_texts():
-    assert [duration(s) for s in (4.23, 72.4, 3725)] == ["4.2 s", "1 min 12 s", "1 h 2 min"]
+    assert [duration(s) for s in (4.23, 72.4, 120, 3725)] == [
+        "4.2 s",
+        "1 min 12 s",
+        "2 min",
+        "1 h 2 min",
+    ]
     assert [fixed(value) for value in (0.756, -0.001, -0.5)] == ["0.76", "0.00", f"{MINUS}0.50"]
 
 

@@ -59,10 +59,10 @@ def test_details_go_to_a_file_while_the_screen_is_anothers(tmp_path, capsys):
 
 
 def test_a_builds_lines_count_images(monkeypatch, caplog):
-    clock = iter([0.0, 20.0, 40.0, 60.0])
-    monkeypatch.setattr("semix.flows.progress.time.monotonic", lambda: next(clock))
+    now = 0.0
+    monkeypatch.setattr("semix.flows.progress.time.monotonic", lambda: now)
     with caplog.at_level(logging.INFO, logger="semix.build"), progress_display("generate") as show:
-        for images in (0, 128, 384):
+        for images, now in ((0, 20.0), (128, 40.0), (384, 60.0)):  # noqa: B007 - the clock has it
             show(replace(NONE, done=images // 128, images_done=images))
     assert caplog.messages == [
         "generate: 0 of 1,080 images",
@@ -117,7 +117,7 @@ def test_time_left_follows_the_pace_of_what_has_ended(monkeypatch, capsys):
     steps = Steps({"models": 10.0, "trainings": 30.0})
     with steps.step("models"):  # twice what was expected
         pass
-    assert capsys.readouterr().err.endswith("models: 20 s; about 60 s left\n")
+    assert capsys.readouterr().err.endswith("models: 20 s; about 1 min left\n")
     with steps.step("trainings"):
         assert steps.left() == 55.0
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from semix.data.errors import InputError
 from semix.data.files import published
+from semix.data.pace import Throttle
 from semix.data.real import ImageSplit, RealDataset
 from semix.pipeline.prompts import prompts
 from semix.pipeline.standins import Recipe, StandIns, TrainingStage, standins_digest, train_standins
@@ -452,7 +453,7 @@ def test_lines_tell_rate_and_time(capsys):
     for done in range(4):
         lines("denoiser", done, 3)
     assert capsys.readouterr().err.startswith("denoiser: 3/3, ")
-    lines.printed_at -= 60
+    lines.throttle = Throttle(0)
     lines("denoiser", 1, 3)
     assert " steps/s, " in (shown := capsys.readouterr().err)
     assert shown.endswith(" s left\n")
