@@ -1,14 +1,12 @@
 """C16: reading a mixed dataset, against the libraries that a user would pick instead."""
 
 import json
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import numpy as np
 import psutil
 
 from benchmarks.encoding import crops
+from benchmarks.environments import make_environment
 from benchmarks.measure import Result, ratio
 from benchmarks.peer_reading import READERS, WITH_SEMIX
 from benchmarks.reading import LARGE, SMALL, small_crops, write_root
@@ -49,11 +48,7 @@ def run() -> Result:
 
 def environments(folder: Path) -> dict[str, str]:
     """The Python of each reader: this one, or a new one of the peers that do not fit in here."""
-    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
-    python = str(folder / "bin" / "python")
-    packages = [*PEERS, *(f"{package}=={version(package)}" for package in SHARED)]
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *packages], check=True)
+    python = make_environment(folder, PEERS, shared=SHARED)
     return {reader: sys.executable if reader in WITH_SEMIX else python for reader in READERS}
 
 

@@ -37,7 +37,7 @@ class Judge:
             remedy = "was trained on mixed images; name a run trained on real images alone"
             raise InputError("judge", run, remedy)
         seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
-        self.classifiers = [load_classifier(run, seed) for seed in seeds]
+        self.classifiers = [load_classifier(run, seed, config=self.config) for seed in seeds]
         classifiers = "a classifier" if len(seeds) == 1 else f"the mean of {len(seeds)} classifiers"
         self.name = f"{classifiers} trained on real images alone"
 

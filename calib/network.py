@@ -137,25 +137,32 @@ class StageClassifiers(nn.Module):
         return torch.stack([logits.float(), *(head(features).float() for head in self.heads)], 1)
 
 
-def load_classifier(run: Path, seed: int, stage: StageName = "base") -> Classifier:
+def load_classifier(
+    run: Path, seed: int, stage: StageName = "base", *, config: TrainConfig | None = None
+) -> Classifier:
     """Load a classifier that a run has trained, on the CPU and in eval mode.
 
     Args:
         stage: "base" for the network of stage one, "head" for that network with stage two's head.
+        config: the run's settings; None reads them.
     Raises:
         InputError: the run has not trained it, or its files do not fit its settings.
     """
-    return Classifier(*_load(run, seed, with_head=stage == "head")).eval()
+    return Classifier(*_load(run, seed, config, with_head=stage == "head")).eval()
 
 
-def load_stages(run: Path, seed: int, stages: Sequence[StageName]) -> StageClassifiers:
+def load_stages(
+    run: Path, seed: int, stages: Sequence[StageName], config: TrainConfig
+) -> StageClassifiers:
     """Load the classifiers of a run's stages, base before head; otherwise as above."""
-    network, head = _load(run, seed, with_head="head" in stages)
+    network, head = _load(run, seed, config, with_head="head" in stages)
     return StageClassifiers(network, [head] if head else []).eval()
 
 
-def _load(run: Path, seed: int, *, with_head: bool) -> tuple[Network, nn.Module | None]:
-    config = stored_settings(_require_file(run / CONFIG).parent)
+def _load(
+    run: Path, seed: int, config: TrainConfig | None, *, with_head: bool
+) -> tuple[Network, nn.Module | None]:
+    config = config or stored_settings(_require_file(run / CONFIG).parent)
     num_classes = len(read_data(_require_file(run / DATA).parent)["class_names"])
     network = Network(_drop_pretrained_weights(config), num_classes)
     load_exactly(network, _require_file(seed_folder(run, seed) / MODEL))

@@ -212,7 +212,7 @@ def train_stages(trainer: Trainer, config: TrainConfig, data: TrainingData, *, s
             train_stage(trainer, base, checkpoint, folder / MODEL)
         has_head = broadcast_from_main(lambda: is_exported(folder / HEAD, digest), accelerator)
         if config.head is not None and not has_head:
-            network = load_classifier(folder.parent, seed).network
+            network = load_classifier(folder.parent, seed, config=config).network
             head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
             train_stage(trainer, head, checkpoint, folder / HEAD)
 

@@ -86,7 +86,7 @@ class TrainedSeed:
     @cached_property
     def classifiers(self) -> StageClassifiers:
         """The classifiers of all stages. Raises InputError for a stage that is not trained."""
-        return load_stages(self.run, self.seed, self.stages)
+        return load_stages(self.run, self.seed, self.stages, self.config)
 
     @cached_property
     def sources(self) -> dict[StageName, str]:
