@@ -205,7 +205,10 @@ class SecondStageConfig(Settings):
 
 
 class MaCCalConfig(SecondStageConfig):
-    """MaC-Cal: a bottleneck head whose weights are masked anew each epoch."""
+    """MaC-Cal: a bottleneck head whose weights are masked anew each epoch.
+
+    Source: arXiv 2508.09116.
+    """
 
     method: Literal["mac_cal"] = Field("mac_cal", description="mac_cal, tst or vtst")
     augment: bool = Field(False, description=AUGMENT_DESCRIPTION)
@@ -261,7 +264,10 @@ class MaCCalConfig(SecondStageConfig):
 
 
 class TSTConfig(SecondStageConfig):
-    """TST: replace the linear head by a small network to a latent space and a linear layer."""
+    """TST: replace the linear head by a small network to a latent space and a linear layer.
+
+    Source: Jordahn and Olmos 2024, arXiv 2405.01196.
+    """
 
     method: Literal["tst", "vtst"] = Field("tst", description="vtst: a Gaussian latent space")
     optimiser: TSTOptimiserConfig = Field(TSTOptimiserConfig(), description="of the head")
