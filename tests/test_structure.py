@@ -118,18 +118,18 @@ def test_the_command_line_starts_without_heavy_imports():
 
 MISTAKES = {
     "train {ce} --out {run} --set loss.name=cee": "loss.name = cee: did you mean ce? ",
-    "train {ce} --out {run} --set loss.name=focal --set loss.gama=3": "loss.gama = 3: unkn",
+    "train {ce} --out {run} --set loss.name=focal --set loss.gama=3": "loss.gama: unknown setting; did",
     "train {ce} --out {run} --set model.name=resnet": "model.name = resnet: did you mean resnet8?",
     "train {ce} --out {run} --set model.widht=2": "model.widht: unknown setting",
     "train {ce} --out {run} --set method.name=mixin": "method.name = mixin: choose one of plain",
     "train {ce} --out {run} --set head.loss.name=cee": "head.loss.name = cee: did you mean ce? ",
     "train {ce} --out {run} --set mixed.url={run}": "mixed.url = {run}: there is no such folder",
-    "train {ce} --out {run} --set mixed.url={run} --set mixed.loss=l1": "mixed.loss = l1: ",
+    "train {ce} --out {run} --set mixed.url={run} --set mixed.loss=l1": "mixed.loss = 'l1': choose",
     "train {ce} --out {run} --set trackers=[wandb]": "trackers = wandb: is not installed",
     "train {ce} --out {run} --processes 3": "batch_size = 128: 3 processes share it equally",
     "train {ce} --out {ce}/run": "out = {ce}/run: cannot be written (Not a directory)",
     "study {study} --out {run}": "digits/soft: loss.name = soft: choose one of ce, ls,",
-    "study {study} --out {ce}/x --only */ce": "out = {ce}/x: cannot be written (Not a directory)",
+    "study {valid} --out {ce}/x --only */ce": "out = {ce}/x: cannot be written (Not a directory)",
     "evaluate {run}": "run = {run}: there is no such folder",
     "evaluate {empty}": "run = {empty}: holds no config.json",
     "evaluate {begun}": "run = {begun}: seed 0 is not trained; finish it with `semix train",
@@ -149,9 +149,10 @@ def test_a_mistake_is_named_before_torch_or_prefect_is_imported(tmp_path):
     base = {key: ce[key] for key in ("real", "model")}
     methods = {"ce": {}, "soft": {"overrides": {"loss": {"name": "soft"}}}}
     study = {"name": "S", "base": base, "datasets": {"digits": {}}, "methods": methods}
-    paths = {name: tmp_path / name for name in ("ce", "study", "run", "begun", "empty")}
+    paths = {name: tmp_path / name for name in ("ce", "study", "valid", "run", "begun", "empty")}
     paths["ce"].write_text(json.dumps(ce))
     paths["study"].write_text(json.dumps(study | {"baseline": "ce"}))
+    paths["valid"].write_text(json.dumps(study | {"baseline": "ce", "methods": {"ce": {}}}))
     paths["begun"].mkdir()
     paths["empty"].mkdir()
     (paths["begun"] / "config.json").write_text(json.dumps(ce))
