@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semix.calib.network import load_classifier, predict
+from semix.calib.network import load_trained, predict
 from semix.calib.run_folder import EVALUATION, read_data, stored_settings
 from semix.data.device import resolve_device
 from semix.data.errors import InputError
@@ -37,7 +37,7 @@ class Judge:
             remedy = "was trained on mixed images; name a run trained on real images alone"
             raise InputError("judge", run, remedy)
         seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
-        self.classifiers = [load_classifier(run, seed, config=self.config) for seed in seeds]
+        self.classifiers = [load_trained(run, seed, config=self.config) for seed in seeds]
         classifiers = "a classifier" if len(seeds) == 1 else f"the mean of {len(seeds)} classifiers"
         self.name = f"{classifiers} trained on real images alone"
 

@@ -109,13 +109,21 @@ class Classifier(nn.Module):
     def __init__(self, network: Network, head: nn.Module | None = None) -> None:
         super().__init__()
         self.network, self.head = network, head
+        self.dtype = torch.float32
+
+    def half_network(self) -> None:
+        """Compute in float16, but for the normalisation, whose mean it would round."""
+        self.dtype = torch.float16
+        for module in filter(None, (self.network.backbone, self.head)):
+            module.half()
 
     def forward(self, images: Tensor) -> Tensor:
+        normalised = self.network.normalise(images).to(self.dtype)
         logits: Tensor
         if self.head is None:
-            logits, _ = self.network(images)
+            logits, _ = self.network.backbone(normalised)
         else:
-            logits = self.head(self.network.features(images))
+            logits = self.head(self.network.backbone.features(normalised))
         return logits.float()
 
 
@@ -137,7 +145,7 @@ class StageClassifiers(nn.Module):
         return torch.stack([logits.float(), *(head(features).float() for head in self.heads)], 1)
 
 
-def load_classifier(
+def load_trained(
     run: Path, seed: int, stage: StageName = "base", *, config: TrainConfig | None = None
 ) -> Classifier:
     """Load a classifier that a run has trained, on the CPU and in eval mode.

@@ -148,6 +148,11 @@ def seed_folder(run: Path, seed: int) -> Path:
     return run / f"seed-{seed}"
 
 
+def logits_file(run: Path, seed: int, stage: StageName) -> Path:
+    """The file with a seed's logits of validation and test images."""
+    return seed_folder(run, seed) / f"logits-{stage}.safetensors"
+
+
 def seed_evaluation_path(run: Path, seed: int) -> Path:
     """The path of a seed's evaluation, which is written last: with it, the seed is done."""
     return seed_folder(run, seed) / EVALUATION

@@ -20,7 +20,7 @@ from semix.calib.evaluate import evaluate_seed, write_evaluation
 from semix.calib.features import check_memory
 from semix.calib.loop import CHECKPOINT, Stage, Trainer
 from semix.calib.models.complexity import complexity
-from semix.calib.network import load_classifier
+from semix.calib.network import load_trained
 from semix.calib.processes import (
     broadcast_from_main,
     leave_group,
@@ -212,7 +212,7 @@ def train_stages(trainer: Trainer, config: TrainConfig, data: TrainingData, *, s
             train_stage(trainer, base, checkpoint, folder / MODEL)
         has_head = broadcast_from_main(lambda: is_exported(folder / HEAD, digest), accelerator)
         if config.head is not None and not has_head:
-            network = load_classifier(folder.parent, seed, config=config).network
+            network = load_trained(folder.parent, seed, config=config).network
             head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
             train_stage(trainer, head, checkpoint, folder / HEAD)
 

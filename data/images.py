@@ -103,6 +103,12 @@ def scaled(pixels: np.ndarray, side: int) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
+def fit_square(image: Image.Image, size: int) -> np.ndarray:
+    """A picture that is open already, as `load_square` reads files."""
+    upright = ImageOps.exif_transpose(image)
+    return _cropped(_opaque(upright, is_16_bit=False), size)
+
+
 def load_square(path: Path, size: int) -> np.ndarray:
     """Read a picture file as uint8 [size, size, 3]: upright, shorter side scaled, centre cropped.
 
@@ -174,7 +180,11 @@ def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
         _check_bit_depth(image)
         ImageOps.exif_transpose(image, in_place=True)
         upright = _opaque(image, is_16_bit=image.format == "PNG" and content[24] == 16)
-    return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
+    return _cropped(upright, size)
+
+
+def _cropped(image: Image.Image, size: int) -> np.ndarray:
+    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC))
 
 
 def _check_bit_depth(image: Image.Image) -> None:

@@ -14,7 +14,7 @@ from semix.data.errors import InputError
 from semix.data.files import DISK_FULL
 from semix.data.installation import DISTRIBUTION
 from semix.data.printable import print_traceback
-from semix.flows.commands import looking, making, operating, training
+from semix.flows.commands import looking, making, operating, training, using
 from semix.flows.commands.help_pages import CommandPage, CommandsPage
 from semix.flows.failures import RunFailed
 from semix.flows.server_probe import describe_request_error
@@ -45,6 +45,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         looking.audit,
     ),
     "Train": (training.train, training.evaluate, training.study, training.report),
+    "Use": (using.predict, using.export_classifier),
     "Operate": (operating.doctor, operating.config, operating.gc),
 }
 for panel, commands in PANELS.items():

@@ -280,6 +280,29 @@ def count_display(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def running_count(title: str) -> Iterator[Callable[[int], None]]:
+    """Yields a function of the number that is done, of an unknown total, which shows it."""
+    started = time.monotonic()
+
+    def text(done: int) -> str:
+        return f"{done:,} ({done / max(time.monotonic() - started, 1e-6):,.0f} per second)"
+
+    if console.is_terminal:
+        with Bar("{task.description}", TextColumn("{task.fields[text]}"), console=console) as bar:
+            task = bar.add_task(title, total=None, text="")
+            yield lambda done: bar.update(task, text=text(done))
+        return
+    throttle = Throttle(LINE_EVERY_S)
+
+    def show(done: int) -> None:
+        if throttle.is_due():
+            throttle.restart()
+            log.info("%s: %s", title, text(done))
+
+    yield show
+
+
 def _line_logger(title: str, rate: Rate) -> Callable[[RootProgress], None]:
     throttle = Throttle(LINE_EVERY_S, at_once=True)
     logged_shards = -1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semix.calib.classifier import load_classifier
     from semix.calib.config import TrainConfig
     from semix.calib.losses import build_loss, build_mixed_loss
     from semix.calib.metrics import calibration_metrics, ood_metrics
@@ -55,6 +56,7 @@ __all__ = [
     "fit_temperature",
     "initial_noise",
     "interpolate",
+    "load_classifier",
     "load_settings",
     "mixed_pipeline",
     "ood_metrics",
@@ -72,6 +74,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "semix.calib.classifier": "load_classifier",
     "semix.calib.config": "TrainConfig",
     "semix.calib.losses": "build_loss build_mixed_loss",
     "semix.calib.metrics": "calibration_metrics ood_metrics",

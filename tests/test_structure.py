@@ -118,7 +118,7 @@ def test_the_command_line_starts_without_heavy_imports():
 
 MISTAKES = {
     "train {ce} --out {run} --set loss.name=cee": "loss.name = cee: did you mean ce? ",
-    "train {ce} --out {run} --set loss.name=focal --set loss.gama=3": "loss.gama: unknown setting; did",
+    "train {ce} --out {run} --set loss.name=focal --set loss.gama=3": "loss.gama: unknown setting",
     "train {ce} --out {run} --set model.name=resnet": "model.name = resnet: did you mean resnet8?",
     "train {ce} --out {run} --set model.widht=2": "model.widht: unknown setting",
     "train {ce} --out {run} --set method.name=mixin": "method.name = mixin: choose one of plain",

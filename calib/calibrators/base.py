@@ -16,13 +16,32 @@ from semix.calib.temperature import nll_temperature
 class Calibrator(ABC):
     """A map of logits, fitted on validation images; a frozen dataclass of numbers and tensors."""
 
-    @abstractmethod
     def __call__(self, logits: Tensor) -> Tensor:
-        """Calibrated logits or log probabilities, [N, K], of logits [N, K].
+        """Calibrated logits or log probabilities, float64 [N, K] on the CPU, of logits [N, K].
 
         Raises:
             ValueError: the logits have another number of classes than those of the fit.
         """
+        if self.num_classes is not None:
+            require_same_classes(logits, self.num_classes)
+        return self.transform(logits.detach().cpu().double())
+
+    @property
+    def num_classes(self) -> int | None:
+        """K of the fit; None takes any."""
+        return None
+
+    @abstractmethod
+    def transform(self, logits: Tensor) -> Tensor:
+        """The map, of operations of torch alone, in the precision and on the device of `logits`.
+
+        It can be exported; the tensors of `self` must have that precision, see `to`.
+        """
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same calibrator with all tensors of this precision."""
+        names = [each.name for each in fields(self)]  # type: ignore[arg-type]
+        return type(self)(**{name: _cast(getattr(self, name), dtype) for name in names})
 
     def state(self) -> dict[str, Any]:
         """The fields as values for JSON, from which `from_state` makes the same calibrator."""
@@ -36,6 +55,12 @@ class Calibrator(ABC):
             TypeError, ValueError: the state is that of another calibrator, or damaged.
         """
         return cls(**{name: _restored(value) for name, value in state.items()})
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_cast(each, dtype) for each in value)
+    return value.to(dtype) if isinstance(value, Tensor) else value
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semix.calib.calibrators.base import Calibrator, as_tensor, require_same_classes
+from semix.calib.calibrators.base import Calibrator, as_tensor
 from semix.calib.metrics.one_pass import validated_float64
 
 HIDDEN = 16  # units of each of the two hidden layers
@@ -36,9 +36,11 @@ class MarginScaling(Calibrator):
     spread: float
     layers: Layers
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        require_same_classes(logits, self.classes)
-        logits = logits.detach().cpu().double()
+    @property
+    def num_classes(self) -> int:
+        return self.classes
+
+    def transform(self, logits: Tensor) -> Tensor:
         standard = (margins(logits) - self.centre) / self.spread
         return logits / _temperatures(standard, self.layers)[:, None]
 

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from semix.calib.calibrators.base import Calibrator, require_same_classes, temperature_of
+from semix.calib.calibrators.base import Calibrator, as_tensor, temperature_of
 from semix.calib.metrics.one_pass import validated_float64
 
 MIN_WEIGHT = 1e-12  # of a component of the ensemble, so that its logarithm is finite
@@ -27,8 +27,8 @@ class EnsembleTemperature(Calibrator):
     temperature: float
     weights: Tensor
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        components = _components(logits.detach().cpu().double(), self.temperature)
+    def transform(self, logits: Tensor) -> Tensor:
+        components = _components(logits, self.temperature)
         log_weights = self.weights.log()  # minus infinity for a weight of 0
         return torch.logsumexp(components + log_weights.view(3, 1, 1), dim=0)
 
@@ -79,25 +79,38 @@ class Isotonic(Calibrator):
     Its result is log probabilities, float64 on the CPU, all finite.
 
     Attributes:
-        knots: for each class the x and y of its map, float64 arrays of equal length in [0, 1]; x
+        knots: for each class the x and y of its map, float64 of equal length in [0, 1]; x
             increases, y does not decrease. Outside the range of x the map is constant.
         floor: least value of an entry before rows are normalised.
     """
 
-    knots: tuple[tuple[np.ndarray, np.ndarray], ...]
+    knots: tuple[tuple[Tensor, Tensor], ...]
     floor: float
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        require_same_classes(logits, len(self.knots))
-        p = logits.detach().cpu().double().softmax(1).numpy()
-        mapped = [np.interp(p[:, k], x, y) for k, (x, y) in enumerate(self.knots)]
-        probabilities = torch.from_numpy(np.stack(mapped, axis=1)).clamp(min=self.floor)
+    @property
+    def num_classes(self) -> int:
+        return len(self.knots)
+
+    def transform(self, logits: Tensor) -> Tensor:
+        p = logits.softmax(1)
+        mapped = [interpolate(p[:, k], x, y) for k, (x, y) in enumerate(self.knots)]
+        probabilities = torch.stack(mapped, dim=1).clamp(min=self.floor)
         return (probabilities / probabilities.sum(1, keepdim=True)).log()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        knots = tuple((np.array(x, float), np.array(y, float)) for x, y in state["knots"])
+        knots = tuple((as_tensor(x), as_tensor(y)) for x, y in state["knots"])
         return cls(knots, state["floor"])
+
+
+def interpolate(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The piecewise linear map through the points (x, y), [N] of [N]; constant outside."""
+    if len(x) == 1:
+        return y.expand(len(values))
+    slopes = y.diff() / x.diff()
+    # What of each segment lies below the value: no search, which not all formats of graphs have.
+    covered = torch.minimum(values[:, None], x[1:]) - torch.minimum(values[:, None], x[:-1])
+    return y[0] + (covered * slopes).sum(1)
 
 
 def fit_isotonic(logits: Tensor, targets: Tensor, temperature: float | None = None) -> Isotonic:
@@ -120,5 +133,6 @@ def fit_isotonic(logits: Tensor, targets: Tensor, temperature: float | None = No
     for k in range(classes):
         regression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
         regression.fit(p[:, k], (labels == k).astype(float))
-        knots.append((regression.X_thresholds_, regression.y_thresholds_))
+        x, y = regression.X_thresholds_, regression.y_thresholds_
+        knots.append((torch.from_numpy(x.copy()), torch.from_numpy(y.copy())))
     return Isotonic(tuple(knots), floor=1 / (samples * classes))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semix.calib.calibrators.base import Calibrator, minimise, require_same_classes, temperature_of
+from semix.calib.calibrators.base import Calibrator, minimise, temperature_of
 from semix.calib.metrics.one_pass import validated_float64
 from semix.calib.temperature import nll_temperature
 
@@ -27,6 +27,9 @@ class TemperatureScaling(Calibrator):
     temperature: float
 
     def __call__(self, logits: Tensor) -> Tensor:
+        return self.transform(logits)
+
+    def transform(self, logits: Tensor) -> Tensor:
         return logits / self.temperature
 
 
@@ -68,9 +71,12 @@ class VectorScaling(Calibrator):
     weight: Tensor  # w, [K] float64
     bias: Tensor  # b, [K] float64; its mean is 0, because a common shift has no effect
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        require_same_classes(logits, len(self.weight))
-        return logits.detach().cpu().double() * self.weight + self.bias
+    @property
+    def num_classes(self) -> int:
+        return len(self.weight)
+
+    def transform(self, logits: Tensor) -> Tensor:
+        return logits * self.weight + self.bias
 
 
 def fit_vector(logits: Tensor, targets: Tensor, temperature: float | None = None) -> VectorScaling:
@@ -147,9 +153,12 @@ class Structured(Calibrator):
     weight: Tensor
     bias: Tensor
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        require_same_classes(logits, len(self.bias))
-        scores = mix_with_uniform(logits.detach().cpu().double(), self.temperature, self.uniform)
+    @property
+    def num_classes(self) -> int:
+        return len(self.bias)
+
+    def transform(self, logits: Tensor) -> Tensor:
+        scores = mix_with_uniform(logits, self.temperature, self.uniform)
         if self.weight.ndim == 1:
             return scores * self.weight + self.bias
         return scores @ self.weight.T + self.bias

@@ -18,7 +18,7 @@ from semix.calib.network import CHUNK, StageClassifiers, load_stages
 from semix.calib.processes import broadcast_from_main, wait_for_all
 from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ranges
-from semix.calib.run_folder import HEAD, MODEL, StageName, run_digest, seed_folder
+from semix.calib.run_folder import HEAD, MODEL, StageName, logits_file, run_digest, seed_folder
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed, file_digest, fingerprint
@@ -99,7 +99,7 @@ class TrainedSeed:
         }
 
     def logits_file(self, stage: StageName) -> Path:
-        return seed_folder(self.run, self.seed) / f"logits-{stage}.safetensors"
+        return logits_file(self.run, self.seed, stage)
 
     def predict(self, load: Load, count: int, *, what: str) -> dict[StageName, Tensor]:
         """Logits [N, K] of each stage for the same images.

@@ -16,6 +16,8 @@ from semix.data.errors import InputError
 class TimmClassifier(ImageClassifier):
     """`timm.create_model(architecture, num_classes=K)`; nothing is downloaded.
 
+    `last_layer` is the name of its last layer in timm.
+
     Of `weights` the last layer is ignored if its number of classes differs; position embeddings for
     another image size are resampled by timm. On the meta device only the file's header is read and
     checked. `feature: pre_norm` moves the last layer norm of a vision transformer from the feature
@@ -40,7 +42,7 @@ class TimmClassifier(ImageClassifier):
             load_weights(network, Path(settings.weights), last=name)
         last = network.get_submodule(name)
         assert isinstance(last, nn.Linear)
-        self.num_features = last.in_features
+        self.num_features, self.last_layer = last.in_features, name
         network.set_submodule(name, nn.Identity())
         self.features: nn.Module = network
         self.classifier: nn.Module = last

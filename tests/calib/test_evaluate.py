@@ -27,7 +27,7 @@ from semix.calib.metrics import calibration_metrics, max_probability, ood_metric
 from semix.calib.metrics.bootstrap import INTERVALS, resampled
 from semix.calib.metrics.conformal import measure_sets
 from semix.calib.metrics.one_pass import read_predictions, validated_inputs
-from semix.calib.network import load_classifier, predict
+from semix.calib.network import load_trained, predict
 from semix.calib.real_data import open_data
 from semix.calib.results import results
 from semix.calib.run_folder import SCHEMA, claim_run, is_measured, run_digest
@@ -95,7 +95,7 @@ def test_the_run_folder_holds_what_its_readers_expect(measured, make_config):
 @pytest.mark.parametrize("stage", ["base", "head"])
 def test_a_loaded_classifier_gives_the_stored_logits(measured, make_config, stage):
     test = load_real(make_config().real).test
-    classifier = load_classifier(measured, 2, stage)
+    classifier = load_trained(measured, 2, stage)
     assert not classifier.training
     stored = load_file(measured / "seed-2" / f"logits-{stage}.safetensors")
     images = torch.from_numpy(test.images(range(9)))  # in another batch than evaluation's
@@ -299,7 +299,7 @@ def test_shift_and_ood_images(run, tmp_path):
     for row in rows:
         result = row["shift"]
         assert (result["bins"], result["images"]) == (7, 60)
-        classifier = load_classifier(run, row["seed"], row["stage"])
+        classifier = load_trained(run, row["seed"], row["stage"])
         images, targets = images_to_corrupt(
             TrainedSeed(config, data, run, row["seed"], CPU), config.evaluation.shift
         )
@@ -322,7 +322,7 @@ def test_shift_and_ood_images(run, tmp_path):
     stored = load_file(run / rows[0]["logits"])["test_logits"]
     ood_data = load_real(config.evaluation.ood["letters"].model_copy(update={"image_size": 16}))
     images = torch.from_numpy(ood_data.test.images())
-    ood_logits = predict(load_classifier(run, 0), images, device=CPU)
+    ood_logits = predict(load_trained(run, 0), images, device=CPU)
     expected = ood_metrics(max_probability(stored), max_probability(ood_logits))
     assert rows[0]["ood"]["letters"]["auroc"] == pytest.approx(expected.auroc, abs=1e-5)
 
@@ -337,7 +337,7 @@ def test_ood_images_may_be_in_grey(run, tmp_path):
     settings = config.evaluation.ood["grey letters"].model_copy(update={"image_size": 16})
     images = torch.from_numpy(in_grey(load_real(settings).test).images())
     assert bool((images[..., 0] == images[..., 2]).all())
-    ood_logits = predict(load_classifier(run, 0), images, device=CPU)
+    ood_logits = predict(load_trained(run, 0), images, device=CPU)
     expected = ood_metrics(max_probability(stored), max_probability(ood_logits))
     assert row["ood"]["grey letters"]["auroc"] == pytest.approx(expected.auroc, abs=1e-5)
     assert row["ood"]["grey letters"]["auroc"] != row["ood"]["letters"]["auroc"]
@@ -510,9 +510,9 @@ def test_every_posthoc_method_is_fitted_on_validation_alone():
 
 def test_what_is_not_trained_is_named(measured, tmp_path):
     with pytest.raises(InputError, match=r"seed-7/model\.safetensors: is missing; train this"):
-        load_classifier(measured, 7)
+        load_trained(measured, 7)
     with pytest.raises(InputError, match=r"^run = .*config\.json: is missing"):
-        load_classifier(tmp_path, 0)
+        load_trained(tmp_path, 0)
 
 
 def test_weights_of_other_settings_are_named(run):
@@ -521,7 +521,7 @@ def test_weights_of_other_settings_are_named(run):
     (run / "config.json").write_text(json.dumps(config))
     text = r"model\.safetensors: backbone\.features\.stem\.0\.weight = \(2, 3, 3, 3\): the model"
     with pytest.raises(InputError, match=text):
-        load_classifier(run, 0)
+        load_trained(run, 0)
 
 
 def test_the_float32_of_measured_logits_is_never_tf32(measured, precisions):

@@ -14,7 +14,7 @@ from semix.calib.network import (
     Network,
     apply_batch_norm_policy,
     apply_in_chunks,
-    load_classifier,
+    load_trained,
     mixed_pass,
 )
 from semix.calib.real_data import open_data
@@ -167,7 +167,7 @@ def test_a_trained_network_is_saved_and_loaded_with_both_sets(make_config, tmp_p
     seed_folder(run, 0).mkdir()
     write_json(run / DATA, {"real": "1" * 64, "class_names": list("abcdefghij"), "mixed": None})
     save_tensors(seed_folder(run, 0) / "model.safetensors", network.state_dict())
-    loaded = load_classifier(run, 0)
+    loaded = load_trained(run, 0)
     torch.testing.assert_close(loaded.network.state_dict(), network.state_dict())
     images = torch.arange(4 * 8 * 8 * 3).view(4, 8, 8, 3).to(torch.uint8)
     torch.testing.assert_close(loaded(images), network.eval()(images)[0])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from semix.calib.network import load_classifier
+from semix.calib.network import load_trained
 from semix.calib.real_data import open_data
 from semix.calib.run_folder import claim_run
 from semix.calib.stage_two import HeadStage
@@ -52,7 +52,7 @@ from safetensors.torch import save_file
 from semix.calib import processes
 from semix.calib.config import TrainConfig
 from semix.calib.divergence import Diverged
-from semix.calib.network import SplitOutputs, load_classifier
+from semix.calib.network import SplitOutputs, load_trained
 from semix.calib.real_data import TrainingData, open_data
 from semix.calib.real_images import decode
 from semix.calib.run_folder import claim_run
@@ -96,7 +96,7 @@ for name, steps in settings["stopped"].items():
 config = load_settings(TrainConfig, run / "config.json", settings["summed"])
 accelerator, data = make_accelerator(config, run), open_data(config)
 head = HeadStage(
-    config, data, network=load_classifier(run, 0).network, seed=0, accelerator=accelerator
+    config, data, network=load_trained(run, 0).network, seed=0, accelerator=accelerator
 )
 head.train_epoch(0)
 agree(head.head)
@@ -195,7 +195,7 @@ def test_a_summed_loss_is_that_of_the_batch_of_all_processes(
 ):
     run, _ = two_processes
     config = make_config("epochs=2", *SUMMED)
-    network = load_classifier(run, 0).network
+    network = load_trained(run, 0).network
     data = open_data(config)
     stage = HeadStage(config, data, network=network, seed=0, accelerator=accelerator)
     stage.train_epoch(0)

@@ -8,7 +8,7 @@ import pytest
 
 from semix.calib import run_folder
 from semix.calib.checkpoint import save_tensors
-from semix.calib.network import Network, load_classifier
+from semix.calib.network import Network, load_trained
 from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -65,7 +65,7 @@ def earlier(make_config, tmp_path):
 
 def test_a_run_of_the_stem_that_large_images_had_before_is_named(earlier, make_config):
     run, config = earlier
-    for open_run in (lambda: load_classifier(run, 0), lambda: require_trained(run)):
+    for open_run in (lambda: load_trained(run, 0), lambda: require_trained(run)):
         with pytest.raises(InputError, match=r"config\.json model\.stem = None: .* stem for small"):
             open_run()
     new = make_config("real.image_size=96", "model={name: resnet18, width: 2}", *ALONE)
@@ -74,7 +74,7 @@ def test_a_run_of_the_stem_that_large_images_had_before_is_named(earlier, make_c
     with pytest.raises(InputError, match=r"^run = .*model\.stem: not set there, small now"):
         claim_run(config, run)
     write_json(run / CONFIG, config.model_dump(mode="json"))  # as the message advises
-    assert load_classifier(run, 0).network.backbone.features.stem[0].kernel_size == (3, 3)
+    assert load_trained(run, 0).network.backbone.features.stem[0].kernel_size == (3, 3)
 
 
 @pytest.mark.parametrize(("before", "now"), [("none", "given"), ("given", "none")])

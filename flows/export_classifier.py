@@ -1,0 +1,122 @@
+"""Export a trained classifier, calibrated, with a model card; push it to the Hugging Face Hub."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from semix.data.errors import InputError
+from semix.data.files import write_atomically
+from semix.data.installation import install_command
+from semix.flows.paths import output_file
+
+if TYPE_CHECKING:
+    from semix.calib.classifier import CalibratedClassifier
+
+Format = Literal["timm", "onnx", "pt2"]
+README = "README.md"
+COMPARED = 100  # pictures that are read by timm, too
+
+
+def export_classifier(
+    run: str | Path,
+    to: str | Path,
+    *,
+    format: Format,
+    seed: int | None = None,
+    stage: Literal["base", "head"] | None = None,
+    calibrator: str | None = None,
+    license_name: str = "",
+) -> list[Path]:
+    """Export a trained and measured classifier with its calibration.
+
+    Args:
+        to: a folder, which gets the model and its card.
+        format: timm: weights and settings that timm and transformers load, with temperature or
+            vector scaling in the last layer; onnx or pt2: the whole graph from pixels to
+            probabilities, with any calibrator and with the mean over seeds.
+        seed, stage, calibrator: as for `load_classifier`. For timm the calibrator is by default
+            the better one of temperature and vector scaling, and the seed the first one.
+        license_name: of the weights, as an identifier of SPDX; it goes into the card.
+    Returns:
+        The files.
+    Raises:
+        InputError: see `load_classifier`; a format that cannot hold the classifier; onnx is not
+            installed.
+    """
+    folder = Path(to)
+    if output_file("--to", folder / README).parent.is_file():
+        raise InputError("--to", folder, "is a file; name a folder")
+    from semix.calib.classifier import load_classifier  # torch takes seconds
+    from semix.calib.model_card import model_card
+
+    if format == "timm":
+        from semix.calib.timm_export import FOLDED
+
+        classifier = load_classifier(run, seed, stage, calibrator, among=FOLDED)
+    else:
+        classifier = load_classifier(run, seed, stage, calibrator)
+    difference = _write_model(classifier, folder, format=format, license_name=license_name)
+    card = model_card(
+        Path(run),
+        classifier,
+        format=format,
+        folder=folder,
+        license_name=license_name,
+        difference=difference,
+    )
+    write_atomically(folder / README, card.encode())
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _write_model(
+    classifier: "CalibratedClassifier", folder: Path, *, format: Format, license_name: str
+) -> str:
+    """Write the model; returns what the card says of reading by another library."""
+    if format == "timm":
+        from semix.calib.timm_export import export_timm, reading_difference
+
+        export_timm(classifier, folder, license_name=license_name)
+        return reading_difference(classifier, folder, images=COMPARED)
+    from semix.calib.graph import export_onnx, export_pt2
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write: Callable[[CalibratedClassifier, Path], None] = (
+        export_onnx if format == "onnx" else export_pt2
+    )
+    write(classifier, folder / f"model.{format}")
+    return ""
+
+
+def push_to_hub(folder: Path, repository: str, *, dry_run: bool) -> list[str]:
+    """Upload an exported folder to a model repository of the Hugging Face Hub.
+
+    Args:
+        repository: OWNER/NAME; it is made if it does not exist.
+        dry_run: only list what would be uploaded.
+    Returns:
+        The names of the files.
+    Raises:
+        InputError: huggingface_hub is not installed; the name is none; the Hub refuses it.
+    """
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+    except ImportError as error:
+        remedy = f"needs huggingface_hub; run {install_command('export')}"
+        raise InputError("--push-to-hub", repository, remedy) from error
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise InputError("--push-to-hub", repository, f"{error}; give OWNER/NAME") from None
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if dry_run:
+        return names
+    api = HfApi()
+    try:
+        api.create_repo(repository, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError("--push-to-hub", repository, reason) from None
+    return names
