@@ -75,7 +75,7 @@ def model_card(
         further=_further(method),
         license=license_name,
     )
-    return text
+    return text.rstrip() + "\n"
 
 
 def _rows(method: MethodResult, calibrator: str) -> list[tuple[str, MethodResult, str, str]]:

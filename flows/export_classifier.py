@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from semix.data.errors import InputError
-from semix.data.files import write_atomically
-from semix.data.installation import install_command
+from semix.data.files import write_atomically, write_json
 from semix.flows.paths import output_file
 
 if TYPE_CHECKING:
     from semix.calib.classifier import CalibratedClassifier
 
 Format = Literal["timm", "onnx", "pt2"]
-README = "README.md"
+README, CONFIG = "README.md", "config.json"
 COMPARED = 100  # pictures that are read by timm, too
 
 
@@ -34,8 +33,8 @@ def export_classifier(
         format: timm: weights and settings that timm and transformers load, with temperature or
             vector scaling in the last layer; onnx or pt2: the whole graph from pixels to
             probabilities, with any calibrator and with the mean over seeds.
-        seed, stage, calibrator: as for `load_classifier`. For timm the calibrator is by default
-            the better one of temperature and vector scaling, and the seed the first one.
+        seed, stage, calibrator: as for `load_classifier`. For timm the calibrator is chosen among
+            those that a last layer can hold.
         license_name: of the weights, as an identifier of SPDX; it goes into the card.
     Returns:
         The files.
@@ -80,6 +79,8 @@ def _write_model(
     from semix.calib.graph import export_onnx, export_pt2
 
     folder.mkdir(parents=True, exist_ok=True)
+    names = {"label_names": list(classifier.class_names), "image_size": classifier.image_size}
+    write_json(folder / CONFIG, names)
     write: Callable[[CalibratedClassifier, Path], None] = (
         export_onnx if format == "onnx" else export_pt2
     )
@@ -96,15 +97,12 @@ def push_to_hub(folder: Path, repository: str, *, dry_run: bool) -> list[str]:
     Returns:
         The names of the files.
     Raises:
-        InputError: huggingface_hub is not installed; the name is none; the Hub refuses it.
+        InputError: it is no such name, or the Hub refuses it.
     """
-    try:
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-        from huggingface_hub.utils import validate_repo_id
-    except ImportError as error:
-        remedy = f"needs huggingface_hub; run {install_command('export')}"
-        raise InputError("--push-to-hub", repository, remedy) from error
+    from huggingface_hub import HfApi  # takes a second
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         validate_repo_id(repository)
     except HFValidationError as error:

@@ -91,7 +91,7 @@ OPTIONS = {
     name: {"--help"}.union(*(parameter.opts for parameter in command.params))
     for name, command in get_command(app).commands.items()
 }
-CALL = re.compile(r"^(?:.*(?:bin/|`|exec |worker )| *)semix ([a-z]+)\b([^`#]*)")
+CALL = re.compile(r"^(?:.*(?:bin/|`|exec |worker )| *)semix ([a-z][a-z-]*)\b([^`#]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 

@@ -10,14 +10,20 @@ from typing import Any
 
 import pytest
 from accelerate.state import AcceleratorState
+from PIL import Image
 
 import semix
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import claim_run
+from semix.calib.train import train_run
+from semix.data.settings import load_settings
 from tests.calib.measured import make_run
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [block for block in BLOCKS if "semix.train(" in block]
+CLASSIFIER = [block for block in BLOCKS if "load_classifier" in block]
 TRAINING = {
     "name": "quick",
     "real": {"name": "digits", "image_size": 32, "train_per_class": 5, "validation_per_class": 5},
@@ -49,7 +55,20 @@ def birds(tmp_path, monkeypatch, hasty_config) -> None:
     Path("birds.yaml").write_text(json.dumps(hasty_config.model_dump(mode="json")))
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block not in COMMANDS])
+def test_the_lines_on_a_trained_run_are_run(birds, fresh_accelerate, capsys):
+    config = load_settings(TrainConfig, {**TRAINING, "seeds": [0, 1]})
+    train_run(claim_run(config, Path("runs", "csm")).parent)
+    capsys.readouterr()
+    Image.new("RGB", (40, 30), "white").save("photo.png")
+    (block,) = CLASSIFIER
+    names = run(block, "")
+    first, _, probabilities = capsys.readouterr().out.splitlines()[:3]
+    assert first.startswith("quick (base), mean of 2 seeds; calibrator ")
+    assert probabilities.startswith("tensor([[")
+    assert names["held"].shape == names["probabilities"].shape == (1, 10)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b not in COMMANDS + CLASSIFIER])
 def test_the_pages_lines_run(block, birds, built, fresh_accelerate, capsys):
     for name, eces in (("ce", [0.05, 0.06, 0.07]), ("csm", [0.02, 0.03, 0.05])):
         make_run(Path("runs", name), name, [{"ece": ece} for ece in eces])

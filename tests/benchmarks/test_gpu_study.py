@@ -31,6 +31,7 @@ def pictures(digits, tmp_path) -> Path:
     return tmp_path / "pictures"
 
 
+@pytest.mark.slow
 def test_it_stops_with_its_budget_goes_on_and_writes_every_value(pictures, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "benchmarks.gpu", "study", "--size", "tiny", "--slots", "2"]

@@ -228,7 +228,7 @@ def test_isotonic_rows_sum_to_one_and_zeros_are_finite():
 
 
 def test_a_row_of_zeros_becomes_uniform():
-    step = (np.array([0.5, 0.9]), np.array([0.0, 1.0]))
+    step = (torch.tensor([0.5, 0.9]).double(), torch.tensor([0.0, 1.0]).double())
     got = Isotonic((step, step, step), floor=1e-4)(torch.tensor([[0.0, 0.1, 0.2]]))
     torch.testing.assert_close(got, torch.full((1, 3), -math.log(3)).double())
 

@@ -1,0 +1,125 @@
+"""`semix export-classifier`: its folder, card and upload; the server of docs/serving.md."""
+
+import io
+import json
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+import yaml
+from PIL import Image
+
+from semix.calib.classifier import load_classifier
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import claim_run
+from semix.calib.train import train_run
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.flows.export_classifier import push_to_hub
+from tests.command import semix
+from tests.flows.test_evaluate import SETTINGS
+
+PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    shift = {"corruptions": ["fog"], "severities": [3], "images": 50}
+    evaluation = {**SETTINGS["evaluation"], "shift": shift}
+    config = load_settings(TrainConfig, {**SETTINGS, "evaluation": evaluation})
+    folder = claim_run(config, tmp_path_factory.mktemp("run")).parent
+    train_run(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    status, out, err = semix(
+        "export-classifier", run, "--to", str(folder), "--license", "mit", "--calibrator", "svs"
+    )
+    assert status == 0, err
+    names = ["README.md", "config.json", "model.onnx"]
+    assert out.splitlines() == [f"written: {folder / name}" for name in names]
+    return folder
+
+
+def test_the_card_has_the_hubs_head_and_the_figures_of_the_evaluation(run, exported):
+    card = (exported / "README.md").read_text()
+    head = yaml.safe_load(card.split("---")[1])
+    assert head["license"] == "mit" and head["pipeline_tag"] == "image-classification"
+    (row,) = json.loads(Path(run, "evaluation.json").read_text())["rows"]
+    for kind, label in (("plain", "as trained"), ("svs", "SVS")):
+        (line,) = re.findall(rf"^\| {label} +\|(.*)\|$", card, re.MULTILINE)[:1]
+        shown = [float(cell) for cell in line.split("|")]
+        keys = ("accuracy", "ece", "adaptive_ece", "nll", "brier")
+        per_cent = [100, 100, 100, 1, 1]
+        expected = [row["kinds"][kind][k] * f for k, f in zip(keys, per_cent, strict=True)]
+        assert shown == pytest.approx(expected, abs=0.006)
+    for text in ("1,697 test images, 15 bins", "On corrupted test images", "zero, one", "`mit`"):
+        assert text in card, text
+    assert "calibrator svs" in card and "What it is not for" in card
+    assert json.loads((exported / "config.json").read_text())["label_names"][1] == "one"
+
+
+def test_a_dry_run_lists_what_would_be_uploaded(run, tmp_path):
+    push = ("--push-to-hub", "me/digits", "--dry-run", "--calibrator", "scaled")
+    status, out, err = semix(
+        "export-classifier", run, "--to", str(tmp_path / "m"), "--format", "pt2", *push
+    )
+    assert status == 0, err
+    expected = "would upload to me/digits: README.md, config.json, model.pt2"
+    assert out.splitlines()[-1] == expected
+
+
+def test_what_cannot_be_exported_or_uploaded_is_named(run, exported, tmp_path):
+    (tmp_path / "file").write_text("")
+    mistakes = {
+        ("--to", str(tmp_path / "x"), "--dry-run"): "--dry-run = True: goes with --push-to-hub",
+        ("--to", str(tmp_path / "file")): "--to = ",
+        ("--to", str(tmp_path / "x"), "--format", "timm"): "model.name = resnet8: timm builds no",
+    }
+    for arguments, text in mistakes.items():
+        status, _, err = semix("export-classifier", run, *arguments)
+        assert status == 2 and text in err
+    with pytest.raises(InputError, match=r"^--push-to-hub = a b: .*give OWNER/NAME"):
+        push_to_hub(exported, "a b", dry_run=True)
+
+
+@pytest.mark.process
+def test_the_server_of_the_page_answers_as_predict_does(run, exported, tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(import io.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "csm-onnx").symlink_to(exported)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "server"}
+    exec(compile(code, str(PAGE), "exec"), names)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(names["app"], port=port, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.05)
+        pixels = np.random.default_rng(0).integers(256, size=(30, 20, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        url = f"http://127.0.0.1:{port}/predict"
+        answer = httpx.post(url, content=file.getvalue()).json()
+        assert httpx.post(url, content=b"nonsense").status_code == 415
+        assert httpx.post(url, content=bytes(21 * 2**20)).status_code == 413
+    finally:
+        server.should_exit = True
+        thread.join()
+    classifier = load_classifier(run, calibrator="svs")
+    probabilities = classifier.probabilities(pixels)[0]
+    best = probabilities.topk(3)
+    assert list(answer) == [classifier.class_names[k] for k in best.indices]
+    assert list(answer.values()) == pytest.approx(best.values.tolist(), abs=1e-5)
