@@ -4,13 +4,14 @@ from pathlib import Path
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from semix.calib.calibrators import CALIBRATORS, PLAIN
 from semix.calib.classifier import CalibratedClassifier
 from semix.calib.results import MethodResult, load_evaluation, methods_of
 from semix.calib.run_folder import LINEAGE, read_data
 from semix.calib.shown_measures import MEASURE, measures_in
-from semix.calib.tables import Column, as_markdown, means_table
+from semix.calib.tables import Column, Table, as_markdown, means_table
 from semix.data.files import read_json
 from semix.data.lineage import describe_source
 from semix.data.printable import markdown_text
@@ -51,13 +52,13 @@ def model_card(
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
-        autoescape=False,
+        autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["text"] = markdown_text
+    environment.filters["text"] = lambda text: Markup(markdown_text(text))
     text: str = environment.get_template("model_card.md.j2").render(
-        head=yaml.safe_dump(head, sort_keys=False),
+        head=Markup(yaml.safe_dump(head, sort_keys=False)),
         config=config,
         classifier=classifier,
         format=format,
@@ -71,11 +72,15 @@ def model_card(
         images=next(iter(method.seeds.values())).images("test"),
         bins=method.bins,
         seeds=len(method.seeds),
-        test=as_markdown(means_table("", "", SHOWN, _rows(method, classifier.calibrator))),
+        test=_markdown(means_table("", "", SHOWN, _rows(method, classifier.calibrator))),
         further=_further(method),
         license=license_name,
     )
     return text.rstrip() + "\n"
+
+
+def _markdown(table: Table) -> Markup:
+    return Markup(as_markdown(table))
 
 
 def _rows(method: MethodResult, calibrator: str) -> list[tuple[str, MethodResult, str, str]]:
@@ -86,11 +91,11 @@ def _rows(method: MethodResult, calibrator: str) -> list[tuple[str, MethodResult
     return [(labels[kind], method, kind, "test") for kind in dict.fromkeys((PLAIN, calibrator))]
 
 
-def _further(method: MethodResult) -> list[tuple[str, str]]:
+def _further(method: MethodResult) -> list[tuple[str, Markup]]:
     tables = []
     for part, title in FURTHER.items():
         if method.has(PLAIN, part):
             columns = tuple(map(Column, measures_in("shift" if part == "shift" else "ood")))
             rows = [("as trained", method, PLAIN, part)]
-            tables.append((title, as_markdown(means_table("", "", columns, rows))))
+            tables.append((title, _markdown(means_table("", "", columns, rows))))
     return tables

@@ -18,7 +18,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from semix.data.errors import choices
 
 MAX_WIDTH = 100  # columns
-NAME_WIDTH = 10  # columns of the longest command name, so that all descriptions align
+NAME_WIDTH = 10  # columns of nearly every command name, so that all descriptions align
 NOT_A_CHOICE = re.compile(r"Value error, '(.*)' is not one of (.*)\.$", re.DOTALL)  # Typer's words
 
 Panels = dict[str, list[tuple[str, str]]]

@@ -15,8 +15,18 @@ Calibrator = Annotated[
         metavar="NAME", help="one that was fitted, or plain; default: lowest validation NLL"
     ),
 ]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="one seed; default: the mean of all")]
-Stage = Annotated[Literal["", "base", "head"], typer.Option(help="default: the last one")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="one seed; default: the mean of all", rich_help_panel=p.MORE_PANEL
+    ),
+]
+Stage = Annotated[
+    Literal["", "base", "head"],
+    typer.Option(
+        metavar="STAGE", help="base or head; default: the last", rich_help_panel=p.MORE_PANEL
+    ),
+]
 
 
 def predict(
@@ -24,7 +34,7 @@ def predict(
     pictures: Annotated[
         list[str],
         typer.Argument(
-            metavar="PICTURES...", help="files, folders, patterns; - reads paths from stdin"
+            metavar="PICTURES", help="files, folders, patterns; - reads paths from stdin"
         ),
     ],
     to: Annotated[
@@ -40,16 +50,24 @@ def predict(
     least: Annotated[
         float | None, typer.Option(metavar="P", help="abstain below this probability")
     ] = None,
-    ood: Annotated[bool, typer.Option("--ood", help="entropy in nats, as an OOD score")] = False,
+    ood: Annotated[
+        bool,
+        typer.Option(
+            "--ood", help="entropy in nats, as an OOD score", rich_help_panel=p.MORE_PANEL
+        ),
+    ] = False,
     skip_bad: Annotated[
-        int, typer.Option(metavar="N", min=0, help="pictures that may fail to decode")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="pictures that may fail", rich_help_panel=p.MORE_PANEL
+        ),
     ] = 0,
     device: p.Device = "auto",
 ) -> None:
-    """Predict classes of pictures, with calibrated probabilities.
+    """Predict classes, with calibrated probabilities.
 
     Example:
-      semix predict runs/csm /data/photos --top 3 --coverage 0.9 --to predicted.csv
+      semix predict runs/csm photos --coverage 0.9 --to p.csv
     """
     from semix.flows.predict import Columns, predict_files
 
@@ -82,16 +100,25 @@ def export_classifier(
         str, typer.Option("--license", metavar="SPDX", help="of the weights, for the card")
     ] = "",
     repository: Annotated[
-        str, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="upload to Hugging Face")
+        str,
+        typer.Option(
+            "--push-to-hub",
+            metavar="OWNER/NAME",
+            help="upload to Hugging Face",
+            rich_help_panel=p.MORE_PANEL,
+        ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only list what would be uploaded")
+        bool,
+        typer.Option(
+            "--dry-run", help="only list what would be uploaded", rich_help_panel=p.MORE_PANEL
+        ),
     ] = False,
 ) -> None:
-    """Write a calibrated classifier for other programs, with a model card.
+    """Write a classifier for other programs, with its card.
 
     Example:
-      semix export-classifier runs/csm --to csm-onnx --format onnx
+      semix export-classifier runs/csm --to csm-onnx
     """
     if dry_run and not repository:
         raise InputError("--dry-run", dry_run, "goes with --push-to-hub OWNER/NAME")

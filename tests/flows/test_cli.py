@@ -468,7 +468,9 @@ def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, a
 # Help and completion, as a person at a narrow terminal has them
 
 
-COMMANDS = [command.__name__ for commands in PANELS.values() for command in commands]
+COMMANDS = [
+    command.__name__.replace("_", "-") for commands in PANELS.values() for command in commands
+]
 
 
 def page_of(*arguments: str, **environment: str) -> Result:
