@@ -27,6 +27,7 @@ CPU = {
     "C14": "real_images",
     "C15": "calibrators",
     "C16": "peers",
+    "C17": "predicting",
     "slots": "slots",
     "shards": "many_shards",
     "million": "million",

@@ -68,33 +68,42 @@ def load_classifier(
     """
     folder = Path(run)
     config = require_trained(folder)
-    if seed is not None and seed not in config.seeds:
-        raise InputError("seed", seed, choices(str(seed), map(str, config.seeds)))
-    stages: tuple[StageName, ...] = ("base",) if config.head is None else ("base", "head")
-    if stage is not None and stage not in stages:
-        raise InputError("stage", stage, choices(stage, stages))
     seeds = config.seeds if seed is None else (seed,)
-    members = [_member(folder, config, each, stage or stages[-1]) for each in seeds]
-    common = [name for name in members[0].fitted if all(name in m.fitted for m in members)]
-    if calibrator not in (None, PLAIN, *common):
-        raise InputError("calibrator", calibrator, choices(str(calibrator), (PLAIN, *common)))
-    label = f"{config.name} ({stage or stages[-1]}), "
+    stages: tuple[StageName, ...] = ("base",) if config.head is None else ("base", "head")
+    stage = stages[-1] if stage is None else stage
+    for field, given, known in (("seed", seeds[0], config.seeds), ("stage", stage, stages)):
+        if given not in known:
+            raise InputError(field, given, choices(given, map(str, known)))
+    members = [_member(folder, config, each, stage) for each in seeds]
+    label = f"{config.name} ({stage}), "
     label += f"mean of {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    if calibrator is None:
-        nll = cross_fitted_nll(members, [name for name in common if not among or name in among])
-        calibrator = min(nll, key=lambda name: nll[name])
-        label += f"; calibrator {calibrator}: NLL {nll[calibrator]:.4f} on validation images, by "
-        label += f"cross-fitting, the lowest of {len(nll)} (as trained {nll[PLAIN]:.4f})"
-    else:
-        label += f"; calibrator {calibrator}"
-    return CalibratedClassifier(
+    calibrator, reason = _choose(members, calibrator, among)
+    classifier = CalibratedClassifier(
         members,
         calibrator,
         config=config,
-        stage=stage or stages[-1],
+        stage=stage,
         class_names=tuple(read_data(folder)["class_names"]),
-        label=label,
-    ).to(device)
+        label=f"{label}; calibrator {calibrator}{reason}",
+    )
+    return classifier.to(device)
+
+
+def _choose(
+    members: "Sequence[Member]", calibrator: str | None, among: Sequence[str]
+) -> tuple[str, str]:
+    """The calibrator, and the reason of a choice by validation images."""
+    common = [name for name in members[0].fitted if all(name in each.fitted for each in members)]
+    if calibrator is not None:
+        if calibrator not in (PLAIN, *common):
+            raise InputError("calibrator", calibrator, choices(calibrator, (PLAIN, *common)))
+        return calibrator, ""
+    nll = cross_fitted_nll(members, [name for name in common if not among or name in among])
+    best = min(nll, key=lambda name: nll[name])
+    reason = (
+        f": NLL {nll[best]:.4f} on validation images, by cross-fitting, the lowest of {len(nll)}"
+    )
+    return best, f"{reason} (as trained {nll[PLAIN]:.4f})"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,14 @@ from semix.calib.results import (
     merge_versions,
     significant_change,
 )
-from semix.calib.run_folder import CONFIG, LINEAGE, Evaluation, read_data
+from semix.calib.run_folder import (
+    CONFIG,
+    EXPORTS,
+    LINEAGE,
+    Evaluation,
+    read_data,
+    report_damage,
+)
 from semix.calib.shown_measures import ACCURACY, ECE, NLL, Measure, Summary, measures_in
 from semix.calib.tables import (
     DASH,
@@ -370,6 +377,7 @@ class RunRecord:
     lineage: str  # number of its shards, and the plan and models behind them
     seconds: float  # of training and of the last evaluation
     config: str  # the whole resolved configuration, indented JSON
+    exports: list[tuple[str, str]]  # what was exported, and the address of its card
 
 
 @dataclass(frozen=True)
@@ -441,7 +449,21 @@ def _record(run: Path, evaluation: Evaluation, config: Mapping[str, object]) -> 
         lineage=_lineage(run),
         seconds=evaluation["seconds"],
         config=json.dumps(config, indent=2, ensure_ascii=False),
+        exports=_exports(run),
     )
+
+
+def _exports(run: Path) -> list[tuple[str, str]]:
+    """What was exported of a run, and the addresses of the cards that are still there."""
+    path = run / EXPORTS
+    if not path.is_file():
+        return []
+    with report_damage(path):
+        cards = [
+            (f"{each['format']}, {each['calibrator']}", Path(each["folder"], "README.md"))
+            for each in read_json(path)["exports"]
+        ]
+    return [(text, card.as_uri()) for text, card in cards if card.is_absolute() and card.is_file()]
 
 
 def _lineage(run: Path) -> str:

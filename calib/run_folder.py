@@ -28,6 +28,7 @@ from semix.data.store import Store
 CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
+EXPORTS = "exports.json"  # where the run's classifier was exported to
 MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: the weights of each stage
 LINEAGE = "lineage.json"  # if mixed images are used: `semix.data.lineage.Lineage`
 HISTORY = "history.jsonl"  # of a seed: one line per epoch, over its stages

@@ -1,11 +1,14 @@
 """Export a trained classifier, calibrated, with a model card; push it to the Hugging Face Hub."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
+from semix.calib.run_folder import EXPORTS
 from semix.data.errors import InputError
-from semix.data.files import write_atomically, write_json
+from semix.data.files import read_json, write_atomically, write_json
 from semix.flows.paths import output_file
 
 if TYPE_CHECKING:
@@ -42,29 +45,57 @@ def export_classifier(
         InputError: see `load_classifier`; a format that cannot hold the classifier; onnx is not
             installed.
     """
-    folder = Path(to)
-    if output_file("--to", folder / README).parent.is_file():
-        raise InputError("--to", folder, "is a file; name a folder")
+    folder, run_folder = Path(to), Path(run)
+    if output_file("--to", folder / README).parent.exists():
+        raise InputError("--to", folder, "exists; name a new folder, or remove it")
     from semix.calib.classifier import load_classifier  # torch takes seconds
     from semix.calib.model_card import model_card
 
+    among: Sequence[str] = ()
     if format == "timm":
-        from semix.calib.timm_export import FOLDED
+        from semix.calib.timm_export import FOLDED as among
+    classifier = load_classifier(run, seed, stage, calibrator, among=among)
+    with _new_folder(folder) as partial:
+        difference = _write_model(classifier, partial, format=format, license_name=license_name)
+        card = model_card(
+            run_folder,
+            classifier,
+            format=format,
+            folder=folder,
+            license_name=license_name,
+            difference=difference,
+        )
+        write_atomically(partial / README, card.encode())
+    note_export(classifier, run_folder, folder, format=format)
+    return sorted(folder.iterdir())
 
-        classifier = load_classifier(run, seed, stage, calibrator, among=FOLDED)
-    else:
-        classifier = load_classifier(run, seed, stage, calibrator)
-    difference = _write_model(classifier, folder, format=format, license_name=license_name)
-    card = model_card(
-        Path(run),
-        classifier,
-        format=format,
-        folder=folder,
-        license_name=license_name,
-        difference=difference,
-    )
-    write_atomically(folder / README, card.encode())
-    return sorted(path for path in folder.iterdir() if path.is_file())
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which becomes `folder` at the end of the block."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        partial = Path(name, folder.name)
+        partial.mkdir()
+        yield partial
+        partial.rename(folder)
+
+
+def note_export(
+    classifier: "CalibratedClassifier", run: Path, folder: Path, *, format: Format
+) -> None:
+    """Add an export to the run's `exports.json`, from which reports link its card."""
+    path = run / EXPORTS
+    earlier = read_json(path)["exports"] if path.is_file() else []
+    place = str(folder.absolute())
+    export = {
+        "format": format,
+        "folder": place,
+        "calibrator": classifier.calibrator,
+        "stage": classifier.stage,
+        "seeds": len(classifier.members),
+    }
+    write_json(path, {"exports": [*(e for e in earlier if e["folder"] != place), export]})
 
 
 def _write_model(
@@ -78,7 +109,6 @@ def _write_model(
         return reading_difference(classifier, folder, images=COMPARED)
     from semix.calib.graph import export_onnx, export_pt2
 
-    folder.mkdir(parents=True, exist_ok=True)
     names = {"label_names": list(classifier.class_names), "image_size": classifier.image_size}
     write_json(folder / CONFIG, names)
     write: Callable[[CalibratedClassifier, Path], None] = (

@@ -35,6 +35,7 @@ def train(
     launch_machines = Machines(processes, machines, machine_rank, main_process, device)
     run_folder = run(config, out, overrides=overrides, machines=launch_machines, restarts=restarts)
     _show_evaluation(run_folder, run_folder / EVALUATION, as_json=json)
+    say(f"to use it: semix predict {run_folder} PICTURES, or semix export-classifier {run_folder}")
 
 
 def evaluate(

@@ -78,11 +78,36 @@ def test_a_dry_run_lists_what_would_be_uploaded(run, tmp_path):
     assert out.splitlines()[-1] == expected
 
 
+def test_the_run_knows_its_exports_and_the_report_links_their_cards(run, exported, tmp_path):
+    (export,) = (
+        each
+        for each in json.loads(Path(run, "exports.json").read_text())["exports"]
+        if each["folder"] == str(exported)
+    )
+    assert (export["format"], export["calibrator"], export["seeds"]) == ("onnx", "svs", 1)
+    page = tmp_path / "report.html"
+    assert semix("report", run, "--out", str(page))[0] == 0
+    assert f'<a href="{(exported / "README.md").as_uri()}">onnx, svs: model card</a>' in (
+        page.read_text()
+    )
+
+
+def test_a_failed_export_leaves_nothing(run, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("no space")
+
+    monkeypatch.setattr("semix.calib.model_card.model_card", fail)
+    status, _, err = semix("export-classifier", run, "--to", str(tmp_path / "m"), "--format", "pt2")
+    assert status == 1 and "no space" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_exported_or_uploaded_is_named(run, exported, tmp_path):
     (tmp_path / "file").write_text("")
     mistakes = {
         ("--to", str(tmp_path / "x"), "--dry-run"): "--dry-run = True: goes with --push-to-hub",
-        ("--to", str(tmp_path / "file")): "--to = ",
+        ("--to", str(tmp_path / "file")): "exists; name a new folder, or remove it",
+        ("--to", str(exported)): "exists; name a new folder, or remove it",
         ("--to", str(tmp_path / "x"), "--format", "timm"): "model.name = resnet8: timm builds no",
     }
     for arguments, text in mistakes.items():
