@@ -52,9 +52,8 @@ def run() -> Result:
         speed = ratio(sides["bare loop"], sides["semix predict"])
         result.figures["speed over the bare loop"] = speed
         result.at_least("pictures per second, over the bare loop", speed["ratio"], 0.95)
-        result.at_most(
-            "memory at the end, over that after a tenth", max(memory["semix predict"]), 1.05
-        )
+        growth = max(memory["semix predict"])
+        result.at_most("memory at the end, over that after a tenth", growth, 1.05)
     return result
 
 

@@ -46,8 +46,9 @@ def export_classifier(
             installed.
     """
     folder, run_folder = Path(to), Path(run)
-    if output_file("--to", folder / README).parent.exists():
+    if folder.exists():
         raise InputError("--to", folder, "exists; name a new folder, or remove it")
+    output_file("--to", folder)
     from semix.calib.classifier import load_classifier  # torch takes seconds
     from semix.calib.model_card import model_card
 

@@ -31,7 +31,7 @@ def test_every_file_of_a_run_is_on_the_page(run):
     block = block.replace(", logits-head", ", seed-0/logits-head")
     named = set(re.findall(r"(?:seed-0/)?[\w-]+\.(?:jsonl|json|safetensors)", block))
     named |= {"seed-0/checkpoint/", "seed-0/tensorboard/"} | {"seed-0/head.json"}
-    assert general - {"run.lock", "seed-0/lock"} <= named
+    assert general - {"seed-0/.lock"} <= named
     assert {name for name in named if "/" in name} <= general | {"head.json"}
 
 

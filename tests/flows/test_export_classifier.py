@@ -4,17 +4,16 @@ import io
 import json
 import re
 import socket
-import threading
-import time
+import subprocess
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 import yaml
 from PIL import Image
 
+from benchmarks.environments import make_environment
 from semix.calib.classifier import load_classifier
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run
@@ -117,34 +116,32 @@ def test_what_cannot_be_exported_or_uploaded_is_named(run, exported, tmp_path):
         push_to_hub(exported, "a b", dry_run=True)
 
 
-@pytest.mark.process
-def test_the_server_of_the_page_answers_as_predict_does(run, exported, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_the_server_of_the_page_answers_as_predict_does(run, exported, tmp_path):
+    """In an environment with what the page names and nothing of ours."""
     (code,) = re.findall(r"```python\n(import io.*?)```", PAGE.read_text(), re.DOTALL)
+    (packages,) = re.findall(r"`pip install (fastapi [^`]*)`", PAGE.read_text())
+    python = make_environment(tmp_path / "venv", packages.split(), shared=[])
     (tmp_path / "csm-onnx").symlink_to(exported)
-    monkeypatch.chdir(tmp_path)
-    names: dict = {"__name__": "server"}
-    exec(compile(code, str(PAGE), "exec"), names)
+    (tmp_path / "server.py").write_text(code)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(names["app"], port=port, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.05)
-        pixels = np.random.default_rng(0).integers(256, size=(30, 20, 3), dtype=np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        url = f"http://127.0.0.1:{port}/predict"
-        answer = httpx.post(url, content=file.getvalue()).json()
-        assert httpx.post(url, content=b"nonsense").status_code == 415
-        assert httpx.post(url, content=bytes(21 * 2**20)).status_code == 413
-    finally:
-        server.should_exit = True
-        thread.join()
+    command = [python, "-m", "uvicorn", "server:app", "--port", str(port)]
+    pixels = np.random.default_rng(0).integers(256, size=(30, 20, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    url = f"http://127.0.0.1:{port}/predict"
+    with subprocess.Popen(command, cwd=tmp_path) as server:
+        try:
+            transport = httpx.HTTPTransport(retries=10)
+            with httpx.Client(transport=transport, timeout=30) as client:
+                answer = client.post(url, content=file.getvalue()).json()
+                assert client.post(url, content=b"nonsense").status_code == 415
+                assert client.post(url, content=bytes(21 * 2**20)).status_code == 413
+        finally:
+            server.terminate()
     classifier = load_classifier(run, calibrator="svs")
-    probabilities = classifier.probabilities(pixels)[0]
-    best = probabilities.topk(3)
+    best = classifier.probabilities(pixels)[0].topk(3)
     assert list(answer) == [classifier.class_names[k] for k in best.indices]
     assert list(answer.values()) == pytest.approx(best.values.tolist(), abs=1e-5)

@@ -97,7 +97,9 @@ def killed(root: Root, victims: Callable[[], list[psutil.Process]]) -> Iterator[
         thread.join(60)
 
 
-@pytest.mark.parametrize("runner", [pytest.param("local", marks=pytest.mark.slow), "dask", "ray"])
+@pytest.mark.parametrize(
+    "runner", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "ray")), "dask"]
+)
 @pytest.mark.timeout(600)
 def test_a_build_with_a_killed_worker_ends_as_a_quiet_one(
     runner, started, built, ended_tasks, capfd

@@ -123,6 +123,7 @@ def test_a_users_own_files_are_neither_imported_nor_in_the_way(run: Run):
     assert "site-packages/semix/__init__.py" in completed.stdout
 
 
+@pytest.mark.slow
 def test_the_whole_way_from_a_config_to_a_report(run: Run, hasty_config, tmp_path: Path):
     build, train = tmp_path / "build.json", tmp_path / "train.json"
     build.write_text(hasty_config.model_dump_json())
