@@ -42,7 +42,14 @@ def run() -> Result:
         memory: dict[str, list[float]] = {}
         for _ in range(ROUNDS):
             for side, seconds in sides.items():
-                command = [sys.executable, "-m", "benchmarks.predicting", side, folder, trained]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.predicting",
+                    side,
+                    str(folder),
+                    str(trained),
+                ]
                 output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 elapsed, early, late = map(float, output.splitlines()[-1].split())
                 seconds.append(elapsed)
