@@ -34,8 +34,10 @@ def train(
 
     launch_machines = Machines(processes, machines, machine_rank, main_process, device)
     run_folder = run(config, out, overrides=overrides, machines=launch_machines, restarts=restarts)
-    _show_evaluation(run_folder, run_folder / EVALUATION, as_json=json)
-    say(f"to use it: semix predict {run_folder} PICTURES, or semix export-classifier {run_folder}")
+    hint = (
+        f"to use it: semix predict {run_folder} PICTURES, or semix export-classifier {run_folder}"
+    )
+    _show_evaluation(run_folder, run_folder / EVALUATION, as_json=json, hint=hint)
 
 
 def evaluate(
@@ -69,8 +71,8 @@ def evaluate(
             emit(f"written: {path}")
 
 
-def _show_evaluation(run: Path, path: Path, *, as_json: bool) -> None:
-    """Print the tables of an evaluation, its path, and its warnings."""
+def _show_evaluation(run: Path, path: Path, *, as_json: bool, hint: str = "") -> None:
+    """Print the tables of an evaluation, its path, what comes next, and its warnings."""
     from semix.calib.results import load_evaluation, methods_of
     from semix.calib.tables import details, print_table
 
@@ -81,6 +83,8 @@ def _show_evaluation(run: Path, path: Path, *, as_json: bool) -> None:
         for table in details(methods_of(run, evaluation)):
             print_table(table)
         emit(str(path))
+    if hint:
+        say(hint)
     for warning in evaluation.get("warnings", ()):
         say(f"warning: {warning}")
 
