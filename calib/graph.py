@@ -5,11 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from semix.calib.calibrators import PLAIN
 from semix.calib.classifier import CalibratedClassifier
-from semix.data.errors import InputError
 from semix.data.files import published
-from semix.data.installation import install_command
 
 INPUT, OUTPUT = "images", "probabilities"
 EXAMPLES = 2  # a batch of one would be taken for a constant
@@ -27,8 +24,6 @@ class ClassifierGraph(nn.Module):
         self.networks = classifier.networks.cpu().float()
         fitted = [member.fitted.get(classifier.calibrator) for member in classifier.members]
         self.calibrators = [each and each.to(torch.float32) for each in fitted]
-        if classifier.calibrator == PLAIN:
-            self.calibrators = [None] * len(fitted)
 
     def forward(self, images: Tensor) -> Tensor:
         each = []
@@ -57,17 +52,7 @@ def export_pt2(classifier: CalibratedClassifier, path: Path) -> None:
 
 
 def export_onnx(classifier: CalibratedClassifier, path: Path) -> None:
-    """Write the graph as ONNX, with any number of images; weights are in the same file.
-
-    Raises:
-        InputError: onnx and onnxscript are not installed.
-    """
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        remedy = f"needs onnx and onnxscript; run {install_command('onnx')}"
-        raise InputError("--format", "onnx", remedy) from error
+    """Write the graph as ONNX, with any number of images; weights are in the same file."""
     graph = ClassifierGraph(classifier).eval()
     program = torch.onnx.export(
         graph,

@@ -109,16 +109,15 @@ class Classifier(nn.Module):
     def __init__(self, network: Network, head: nn.Module | None = None) -> None:
         super().__init__()
         self.network, self.head = network, head
-        self.dtype = torch.float32
 
     def half_network(self) -> None:
         """Compute in float16, but for the normalisation, whose mean it would round."""
-        self.dtype = torch.float16
         for module in filter(None, (self.network.backbone, self.head)):
             module.half()
 
     def forward(self, images: Tensor) -> Tensor:
-        normalised = self.network.normalise(images).to(self.dtype)
+        precision = next(self.network.backbone.parameters()).dtype
+        normalised = self.network.normalise(images).to(precision)
         logits: Tensor
         if self.head is None:
             logits, _ = self.network.backbone(normalised)

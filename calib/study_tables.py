@@ -12,7 +12,7 @@ from semix.calib.calibrators import PLAIN
 from semix.calib.replicates import COMPARED_MEASURES, Comparison, Unit
 from semix.calib.results import StageResult, merge_versions, significant_change
 from semix.calib.run_folder import EVALUATION, Evaluation, is_measured
-from semix.calib.shown_measures import MEASURE, RANKED, Measure, SummaryRecord
+from semix.calib.shown_measures import MEASURE, RANKED, SummaryRecord
 from semix.calib.study import Cell, StudyConfig
 from semix.calib.study_jobs import failure_of
 from semix.calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
@@ -26,6 +26,7 @@ from semix.calib.tables import (
     as_latex,
     as_markdown,
     change_cell,
+    column_key,
     csv_text,
     improvements,
     latex_text,
@@ -139,11 +140,15 @@ def draw_figures(tables: Sequence[DatasetTable], out: Path) -> list[str]:
 def shown_tables(table: DatasetTable) -> list[Table]:
     """All tables of a dataset, as far as it was measured: measures first, then comparisons."""
     shifted = [row for row in table.rows if any(row.values[c.key] for c in table.shifted_columns)]
-    gains = improvements([row.method for row in table.rows], SHOWN_CALIBRATORS)
     tables = [
         _means(table, "", table.columns, table.rows, with_ranks=True),
         _means(table, "Corrupted test images and OOD images", table.shifted_columns, shifted),
-        replace(gains, title="Relative decrease of proper scores by post-hoc calibration", note=""),
+    ]
+    if table.split == "test":  # on validation images calibrators are fitted
+        gains = improvements([row.method for row in table.rows], SHOWN_CALIBRATORS)
+        title = "Relative decrease of proper scores by post-hoc calibration"
+        tables.append(replace(gains, title=title, note=""))
+    tables += [
         _changes(
             f"Against {table.baseline}",
             table.tested_columns,
@@ -155,8 +160,6 @@ def shown_tables(table: DatasetTable) -> list[Table]:
             [(f"{new} against {old}", tests) for (new, old), tests in table.contrasts.items()],
         ),
     ]
-    if table.split == "validation":  # on which calibrators are fitted
-        tables.remove(tables[2])
     return [each for each in tables if each.rows]
 
 
@@ -482,7 +485,7 @@ def value_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
 def _measures_beside_test(result: StageResult) -> dict[str, float]:
     """Means over corrupted and over OOD images, by the names of their columns."""
     return {
-        Column(Measure(key, "", "", ()), "" if kind == PLAIN else kind, part).key: value
+        column_key(key, "" if kind == PLAIN else kind, part): value
         for (kind, part), values in result.values.items()
         if part in ("shift", "ood")
         for key, value in values.items()

@@ -57,15 +57,18 @@ class Column:
     @property
     def key(self) -> str:
         """Its name in files of a study."""
-        names = (
-            [self.measure.key, self.kind] if self.part == "test" else [self.kind, self.measure.key]
-        )
-        return PREFIXES[self.part] + "_".join(filter(None, names))
+        return column_key(self.measure.key, self.kind, self.part)
 
     @property
     def title(self) -> str:
         images = f", {IMAGES_IN_TITLES[self.part]}" if self.part in IMAGES_IN_TITLES else ""
         return self.measure.short + (" + TS" if self.kind else "") + images + self.measure.unit
+
+
+def column_key(measure: str, kind: str, part: str) -> str:
+    """The name of a column in files of a study."""
+    names = [measure, kind] if part == "test" else [kind, measure]
+    return PREFIXES[part] + "_".join(filter(None, names))
 
 
 SCALED = (Column(ECE, "scaled"), Column(NLL, "scaled"))

@@ -1,6 +1,5 @@
 """A classifier in timm's format, which timm and transformers load; its softmax is calibrated."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,8 +65,7 @@ def export_timm(classifier: CalibratedClassifier, folder: Path, *, license_name:
         raise InputError("model.name", classifier.config.model.name, remedy)
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(folder / WEIGHTS, state, metadata={"format": "pt"})
-    config = _config(classifier, architecture, arguments, network, license_name)
-    write_json(folder / CONFIG, json.loads(json.dumps(config)))
+    write_json(folder / CONFIG, _config(classifier, architecture, arguments, network, license_name))
 
 
 def check_timm(classifier: CalibratedClassifier) -> tuple[str, dict[str, Any]]:
@@ -129,13 +127,18 @@ def _config(
     network: Any,
     license_name: str,
 ) -> dict[str, Any]:
+    """Settings as timm's `save_for_hf` names them.
+
+    It itself writes `model_args` always, and with them transformers does not load the model.
+    """
     normalise = classifier.members[0].network.network.normalise
     side, own = classifier.image_size, network.pretrained_cfg
+    pool = getattr(network.global_pool, "pool_type", network.global_pool)
     config = {
         "architecture": architecture,
         "num_classes": len(classifier.class_names),
         "num_features": network.num_features,
-        "global_pool": own.get("global_pool") or "avg",
+        "global_pool": pool,
         "label_names": list(classifier.class_names),
         "pretrained_cfg": {
             "num_classes": len(classifier.class_names),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from semix.calib.run_folder import EXPORTS
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_atomically, write_json
+from semix.data.installation import install_command
 from semix.flows.paths import output_file
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ def export_classifier(
     if folder.exists():
         raise InputError("--to", folder, "exists; name a new folder, or remove it")
     output_file("--to", folder)
+    if format == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+        remedy = f"needs onnx and onnxscript; run {install_command('onnx')}"
+        raise InputError("--format", format, remedy)
     from semix.calib.classifier import load_classifier  # torch takes seconds
     from semix.calib.model_card import model_card
 
@@ -67,7 +72,7 @@ def export_classifier(
             difference=difference,
         )
         write_atomically(partial / README, card.encode())
-    note_export(classifier, run_folder, folder, format=format)
+    _note_export(classifier, run_folder, folder, format=format)
     return sorted(folder.iterdir())
 
 
@@ -82,7 +87,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         partial.rename(folder)
 
 
-def note_export(
+def _note_export(
     classifier: "CalibratedClassifier", run: Path, folder: Path, *, format: Format
 ) -> None:
     """Add an export to the run's `exports.json`, from which reports link its card."""
@@ -119,6 +124,17 @@ def _write_model(
     return ""
 
 
+def check_repository(repository: str) -> None:
+    """Raise InputError for what is no name of a repository of the Hugging Face Hub."""
+    from huggingface_hub.errors import HFValidationError  # takes a second
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise InputError("--push-to-hub", repository, f"{error}; give OWNER/NAME") from None
+
+
 def push_to_hub(folder: Path, repository: str, *, dry_run: bool) -> list[str]:
     """Upload an exported folder to a model repository of the Hugging Face Hub.
 
@@ -128,16 +144,11 @@ def push_to_hub(folder: Path, repository: str, *, dry_run: bool) -> list[str]:
     Returns:
         The names of the files.
     Raises:
-        InputError: it is no such name, or the Hub refuses it.
+        InputError: the Hub refuses it.
     """
     from huggingface_hub import HfApi  # takes a second
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.errors import HfHubHTTPError
 
-    try:
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        raise InputError("--push-to-hub", repository, f"{error}; give OWNER/NAME") from None
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     if dry_run:
         return names

@@ -10,7 +10,12 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from semix.calib.calibrators.base import Calibrator, as_tensor, temperature_of
+from semix.calib.calibrators.base import (
+    Calibrator,
+    as_tensor,
+    require_same_classes,
+    temperature_of,
+)
 from semix.calib.metrics.one_pass import validated_float64
 
 MIN_WEIGHT = 1e-12  # of a component of the ensemble, so that its logarithm is finite
@@ -91,10 +96,19 @@ class Isotonic(Calibrator):
     def num_classes(self) -> int:
         return len(self.knots)
 
+    def __call__(self, logits: Tensor) -> Tensor:
+        require_same_classes(logits, self.num_classes)
+        p = logits.detach().cpu().double().softmax(1).numpy()
+        mapped = [np.interp(p[:, k], x, y) for k, (x, y) in enumerate(self.knots)]
+        return self._log_normalised(torch.from_numpy(np.stack(mapped, axis=1)))
+
     def transform(self, logits: Tensor) -> Tensor:
         p = logits.softmax(1)
-        mapped = [interpolate(p[:, k], x, y) for k, (x, y) in enumerate(self.knots)]
-        probabilities = torch.stack(mapped, dim=1).clamp(min=self.floor)
+        mapped = [_without_search(p[:, k], x, y) for k, (x, y) in enumerate(self.knots)]
+        return self._log_normalised(torch.stack(mapped, dim=1))
+
+    def _log_normalised(self, mapped: Tensor) -> Tensor:
+        probabilities = mapped.clamp(min=self.floor)
         return (probabilities / probabilities.sum(1, keepdim=True)).log()
 
     @classmethod
@@ -103,12 +117,16 @@ class Isotonic(Calibrator):
         return cls(knots, state["floor"])
 
 
-def interpolate(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The piecewise linear map through the points (x, y), [N] of [N]; constant outside."""
+def _without_search(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The piecewise linear map through the points (x, y), [N] of [N]; constant outside.
+
+    ONNX has no binary search. This takes time and memory of N by the number of points, so only
+    graphs, whose batches are small, compute it so.
+    """
     if len(x) == 1:
         return y.expand(len(values))
     slopes = y.diff() / x.diff()
-    # What of each segment lies below the value: no search, which not all formats of graphs have.
+    # What of each segment lies below the value.
     covered = torch.minimum(values[:, None], x[1:]) - torch.minimum(values[:, None], x[:-1])
     return y[0] + (covered * slopes).sum(1)
 

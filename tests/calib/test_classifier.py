@@ -28,7 +28,7 @@ def run(make_config, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def test_images(make_config):
+def evaluated(make_config):
     split = load_real(make_config().real).test
     return split.images(), torch.from_numpy(split.targets)
 
@@ -44,15 +44,15 @@ def nll(probabilities: torch.Tensor, targets: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("stage", ["base", "head"])
 @pytest.mark.parametrize("calibrator", ["plain", "scaled", "ets", "sms", "isotonic"])
-def test_on_test_images_the_nll_is_that_of_the_evaluation(run, test_images, stage, calibrator):
-    images, targets = test_images
+def test_on_test_images_the_nll_is_that_of_the_evaluation(run, evaluated, stage, calibrator):
+    images, targets = evaluated
     classifier = load_classifier(run, 2, stage, calibrator)
     measured = row(run, 2, stage)["kinds"][calibrator]["nll"]
     assert nll(classifier.probabilities(images), targets) == pytest.approx(measured, abs=1e-5)
 
 
-def test_all_seeds_are_averaged_after_each_is_calibrated(run, test_images):
-    images, targets = test_images
+def test_all_seeds_are_averaged_after_each_is_calibrated(run, evaluated):
+    images, targets = evaluated
     classifier = load_classifier(run, calibrator="scaled")
     got = classifier.probabilities(images)
     each = [load_classifier(run, s, calibrator="scaled").probabilities(images) for s in (0, 2)]
@@ -89,8 +89,8 @@ def test_files_pil_images_arrays_and_tensors_are_read_as_training_reads_them(run
     assert classifier.probabilities([]).shape == (0, 10)
 
 
-def test_sets_hold_the_true_class_at_the_rate_and_grow_with_it(run, test_images):
-    images, targets = test_images
+def test_sets_hold_the_true_class_at_the_rate_and_grow_with_it(run, evaluated):
+    images, targets = evaluated
     classifier = load_classifier(run, 0, calibrator="scaled")
     sets = {rate: classifier.predict_set(images, rate) for rate in (0.8, 0.95)}
     for rate, held in sets.items():
@@ -101,8 +101,8 @@ def test_sets_hold_the_true_class_at_the_rate_and_grow_with_it(run, test_images)
     assert held.sum(1).double().mean().item() == pytest.approx(stored["size"], abs=1e-3)
 
 
-def test_half_precision_changes_little(run, test_images):
-    images, _ = test_images
+def test_half_precision_changes_little(run, evaluated):
+    images, _ = evaluated
     exact = load_classifier(run, 0).probabilities(images[:32])
     half = load_classifier(run, 0).half().probabilities(images[:32])
     assert half.dtype == torch.float32

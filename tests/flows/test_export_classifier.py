@@ -18,9 +18,7 @@ from semix.calib.classifier import load_classifier
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run
 from semix.calib.train import train_run
-from semix.data.errors import InputError
 from semix.data.settings import load_settings
-from semix.flows.export_classifier import push_to_hub
 from tests.command import semix
 from tests.flows.test_evaluate import SETTINGS
 
@@ -112,8 +110,18 @@ def test_what_cannot_be_exported_or_uploaded_is_named(run, exported, tmp_path):
     for arguments, text in mistakes.items():
         status, _, err = semix("export-classifier", run, *arguments)
         assert status == 2 and text in err
-    with pytest.raises(InputError, match=r"^--push-to-hub = a b: .*give OWNER/NAME"):
-        push_to_hub(exported, "a b", dry_run=True)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_wrong_repository_or_a_missing_package_is_named_before_the_run_is_read(
+    tmp_path, monkeypatch
+):
+    missing, to = str(tmp_path / "no-run"), ("--to", str(tmp_path / "x"))
+    status, _, err = semix("export-classifier", missing, *to, "--push-to-hub", "a b")
+    assert status == 2 and "--push-to-hub = a b: " in err and "give OWNER/NAME" in err
+    monkeypatch.setattr("semix.flows.export_classifier.find_spec", lambda name: None)
+    status, _, err = semix("export-classifier", missing, *to)
+    assert status == 2 and "--format = onnx: needs onnx and onnxscript; run pip install" in err
 
 
 @pytest.mark.slow
