@@ -1,9 +1,7 @@
 """A trained run as a classifier of new pictures, with calibrated probabilities."""
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -16,10 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from semix.calib.calibration import read_calibration
-from semix.calib.calibrators import CALIBRATORS, PLAIN
+from semix.calib.calibrators import PLAIN
 from semix.calib.calibrators.base import Calibrator
 from semix.calib.checkpoint import load_tensors
 from semix.calib.config import TrainConfig
+from semix.calib.cross_fitting import cross_fitted_nll
 from semix.calib.metrics.conformal import SCORES, Score, nonconformity, sets_within, threshold
 from semix.calib.network import Classifier, load_trained, predict
 from semix.calib.run_folder import (
@@ -35,9 +34,6 @@ from semix.data.imagefolder import MAX_THREADS
 from semix.data.images import fit_square, load_square
 from semix.data.machine import cores
 from semix.data.threads import mapped
-
-FOLDS = 5  # of the cross-fitting that chooses a calibrator
-log = logging.getLogger("semix.calib")
 
 Picture = str | PathLike[str] | Image.Image | np.ndarray
 Pictures = Picture | Tensor | Sequence[Picture]
@@ -77,7 +73,13 @@ def load_classifier(
     members = [_member(folder, config, each, stage) for each in seeds]
     label = f"{config.name} ({stage}), "
     label += f"mean of {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    calibrator, reason = _choose(members, calibrator, among)
+    fitted = [name for name in members[0].fitted if all(name in each.fitted for each in members)]
+    reason = ""
+    if calibrator is None:
+        considered = [name for name in fitted if not among or name in among]
+        calibrator, reason = _choose(folder, seeds, stage, considered)
+    elif calibrator not in (PLAIN, *fitted):
+        raise InputError("calibrator", calibrator, choices(calibrator, (PLAIN, *fitted)))
     classifier = CalibratedClassifier(
         members,
         calibrator,
@@ -90,20 +92,14 @@ def load_classifier(
 
 
 def _choose(
-    members: "Sequence[Member]", calibrator: str | None, among: Sequence[str]
+    run: Path, seeds: Sequence[int], stage: StageName, names: Sequence[str]
 ) -> tuple[str, str]:
-    """The calibrator, and the reason of a choice by validation images."""
-    common = [name for name in members[0].fitted if all(name in each.fitted for each in members)]
-    if calibrator is not None:
-        if calibrator not in (PLAIN, *common):
-            raise InputError("calibrator", calibrator, choices(calibrator, (PLAIN, *common)))
-        return calibrator, ""
-    nll = cross_fitted_nll(members, [name for name in common if not among or name in among])
+    """The calibrator with the lowest cross-fitted NLL, mean over seeds, and why it is chosen."""
+    each = [cross_fitted_nll(run, seed, stage, names) for seed in seeds]
+    nll = {name: math.fsum(of_seed[name] for of_seed in each) / len(each) for name in each[0]}
     best = min(nll, key=lambda name: nll[name])
-    reason = (
-        f": NLL {nll[best]:.4f} on validation images, by cross-fitting, the lowest of {len(nll)}"
-    )
-    return best, f"{reason} (as trained {nll[PLAIN]:.4f})"
+    reason = f": NLL {nll[best]:.4f} on validation images, by cross-fitting"
+    return best, f"{reason}, the lowest of {len(nll)} (as trained {nll[PLAIN]:.4f})"
 
 
 @dataclass(frozen=True)
@@ -131,44 +127,6 @@ def _member(run: Path, config: TrainConfig, seed: int, stage: StageName) -> Memb
         logits, targets = tensors["validation_logits"], tensors["validation_targets"]
     network = load_trained(run, seed, stage, config=config)
     return Member(network, calibration.calibrators, logits, targets)
-
-
-def cross_fitted_nll(members: Sequence[Member], names: Sequence[str]) -> dict[str, float]:
-    """Mean NLL on validation images by calibrator, each fitted on the other folds.
-
-    As trained, nothing is fitted. Calibrators that have seen mixed images are left out.
-    """
-    own = [name for name in names if not CALIBRATORS[name].with_mixed]
-    nll: dict[str, float] = {}
-    with _quiet():
-        for name in (PLAIN, *own):
-            nll[name] = math.fsum(_cross_fitted(each, name) for each in members) / len(members)
-    return nll
-
-
-def _cross_fitted(member: Member, name: str) -> float:
-    logits, targets = member.logits, member.targets
-    if name == PLAIN:
-        return nn.functional.cross_entropy(logits.double(), targets).item()
-    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
-    total = 0.0
-    for fold in order.chunk(FOLDS):
-        others = torch.ones(len(targets), dtype=torch.bool)
-        others[fold] = False
-        fitted = CALIBRATORS[name].fit(logits[others], targets[others], None)
-        calibrated = fitted(logits[fold]).double()
-        total += nn.functional.cross_entropy(calibrated, targets[fold], reduction="sum").item()
-    return total / len(targets)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the calibrators' warnings: what they say of a fold says nothing of the classifier."""
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
 
 
 class CalibratedClassifier:

@@ -1,11 +1,9 @@
 """The images of a split: decoded once into memory if they fit, else streamed by workers."""
 
 import os
-import signal
 import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Protocol
 
@@ -14,17 +12,17 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from semix.calib.processes import wait_for_all
 from semix.data.errors import InputError
 from semix.data.machine import cores, machine
 from semix.data.splits import ImageSplit
 from semix.data.threads import mapped
+from semix.data.workers import MAX_WORKERS, by_workers, default_workers
 
 DECODE_CHUNK = 512  # images per chunk, where a whole split is decoded
 MIN_IMAGES_FOR_WORKERS = 2048  # fewer images are decoded before a worker has started
-MAX_WORKERS = 16
 
 
 class ImageSource(Protocol):
@@ -94,16 +92,8 @@ class StreamedImages:
     def chunks(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
         # As arrays: workers would get each tensor as an open file.
         arrays = [chunk.numpy() for chunk in indices]
-        loader = DataLoader(
-            _ChunkDataset(self.split),
-            batch_size=None,
-            sampler=arrays,
-            num_workers=self._num_workers(arrays),
-            pin_memory=self.pinned,
-            worker_init_fn=_ignore_stop_signals,
-            generator=torch.Generator(),  # else it would use the global generator
-        )
-        for images in loader:
+        dataset, workers = _ChunkDataset(self.split), self._num_workers(arrays)
+        for images in by_workers(dataset, arrays, workers=workers, pinned=self.pinned):
             if isinstance(images, InputError):
                 raise images
             yield images
@@ -113,8 +103,7 @@ class StreamedImages:
             return min(self.workers, len(chunks))
         if sum(map(len, chunks)) < MIN_IMAGES_FOR_WORKERS:
             return 0
-        cores_per_trainer = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        return max(1, min(cores_per_trainer, MAX_WORKERS, len(chunks)))
+        return min(default_workers(), len(chunks))
 
 
 class _ChunkDataset(Dataset[Tensor | InputError]):
@@ -128,14 +117,6 @@ class _ChunkDataset(Dataset[Tensor | InputError]):
             return torch.from_numpy(self.split.images(indices))
         except InputError as error:
             return error
-
-
-def _ignore_stop_signals(worker: int) -> None:
-    """Run in a new worker: signals to stop are handled by the trainer, with which workers end."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    # Exit handlers of the parent's libraries, such as Prefect's, fail in a forked process.
-    Finalize(None, os._exit, args=(0,), exitpriority=100)
 
 
 def ranges(start: int, stop: int, size: int) -> list[Tensor]:

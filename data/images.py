@@ -164,10 +164,10 @@ _decode_budget = DecodeBudget()
 
 def _content(path: Path) -> bytes:
     with open_regular(path) as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES} bytes; save it smaller")
-    return content
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes; save it smaller")
+        return file.read(size)
 
 
 def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:

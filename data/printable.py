@@ -19,6 +19,8 @@ FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 def printable(text: str) -> str:
     """The text with characters that steer a terminal escaped as in JSON."""
+    if text.isprintable():  # nearly every text, and ten times as fast
+        return text
     return "".join(_escape(character) for character in text)
 
 

@@ -6,18 +6,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semix.data.errors import InputError
 from semix.data.files import published
-from semix.data.imagefolder import EXTENSIONS, MAX_THREADS
+from semix.data.imagefolder import EXTENSIONS
 from semix.data.images import load_square
 from semix.data.installation import install_command
-from semix.data.machine import cores
 from semix.data.printable import spreadsheet_text
-from semix.data.threads import mapped
 from semix.flows.failures import RunFailed
 from semix.flows.paths import output_file
 from semix.flows.progress import running_count
@@ -66,7 +64,7 @@ class Columns:
 
 def predict(
     classifier: "CalibratedClassifier",
-    pictures: Iterable[Path],
+    pictures: Iterable[str],
     columns: Columns,
     write: Write,
     *,
@@ -79,46 +77,66 @@ def predict(
     Returns:
         The number of pictures, and of those that could not be decoded.
     """
+    from semix.data.workers import by_workers, default_workers  # torch takes seconds
 
-    def decoded(path: Path) -> "tuple[Path, np.ndarray | None, str]":
-        try:
-            return path, load_square(path, classifier.image_size), ""
-        except OSError as error:
-            return path, None, str(error.strerror or error)
-
+    chunks = _chunks(pictures, BATCH)
+    first = next(chunks, [])
+    workers = default_workers() if len(first) == BATCH else 0  # which take longer to start
+    keys, chunks = tee(chain([first], chunks) if first else chunks)
+    squares = by_workers(Squares(classifier.image_size), keys, workers=workers)  # type: ignore
     done = bad = 0
-    batch: list[tuple[Path, np.ndarray | None, str]] = []
-    items = mapped(decoded, pictures, threads=min(MAX_THREADS, cores()))
-    for item in chain(items, [None]):
-        if item is not None:
-            batch.append(item)
-        if batch and (item is None or len(batch) == BATCH):
-            write(_rows(classifier, batch, columns))
-            done, bad = done + len(batch), bad + sum(image is None for _, image, _ in batch)
-            progress(done)
-            batch = []
+    for paths, (images, reasons) in zip(chunks, squares, strict=True):
+        write(_rows(classifier, paths, images, reasons, columns))
+        done, bad = done + len(paths), bad + sum(reason is not None for reason in reasons)
+        progress(done)
     return done, bad
+
+
+def _chunks(pictures: Iterable[str], size: int) -> Iterator[list[str]]:
+    rest = iter(pictures)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Of several pictures those that can be decoded, and a reason for each one that cannot."""
+
+    side: int
+
+    def __getitem__(self, paths: Sequence[str]) -> "tuple[np.ndarray, list[str | None]]":
+        import numpy as np
+
+        images = np.empty((len(paths), self.side, self.side, 3), np.uint8)
+        reasons: list[str | None] = []
+        decoded = 0
+        for path in paths:
+            try:
+                images[decoded] = load_square(Path(path), self.side)
+            except OSError as error:
+                reasons.append(str(error.strerror or error))
+            else:
+                reasons.append(None)
+                decoded += 1
+        return images[:decoded], reasons
 
 
 def _rows(
     classifier: "CalibratedClassifier",
-    batch: "Sequence[tuple[Path, np.ndarray | None, str]]",
+    paths: Sequence[str],
+    images: Any,
+    reasons: Sequence[str | None],
     columns: Columns,
 ) -> list[Row]:
-    import numpy as np
-    import torch
-
-    images = [image for _, image, _ in batch if image is not None]
     predicted: Iterator[Row] = iter(())
-    if images:
-        squares = torch.from_numpy(np.stack(images))
-        probabilities = classifier.logits_of_squares(squares).softmax(1)
+    if len(images):
+        probabilities = classifier.logits_of_squares(images).softmax(1)
         predicted = iter(_predictions(classifier, probabilities, columns))
     empty = dict.fromkeys(columns.types())
     rows = []
-    for path, image, reason in batch:
-        row: Row = empty | {"path": str(path), "reason": reason or None}
-        rows.append(row if image is None else row | next(predicted))
+    for path, reason in zip(paths, reasons, strict=True):
+        row: Row = empty | {"path": path, "reason": reason}
+        rows.append(row if reason is not None else row | next(predicted))
     return rows
 
 
@@ -150,32 +168,36 @@ def _predictions(
 # Pictures
 
 
-def find_pictures(sources: Sequence[str]) -> Iterator[Path]:
-    """Yield picture files, in order: a folder's with all below it, by name.
+def find_pictures(sources: Sequence[str]) -> Iterator[str]:
+    """Find picture files, in order: a folder's with all below it, by name.
 
     Args:
         sources: files, folders, patterns such as `*.jpg`; `-` reads paths from standard input.
+    Returns:
+        Their paths, which are found as they are taken.
     Raises:
-        InputError: there is no such file, or no picture in a folder or for a pattern.
+        InputError: at once: there is no such file, or no picture in a folder or for a pattern.
     """
-    for source in sources:
-        if source == STDIN:
-            yield from (Path(line.rstrip("\n")) for line in sys.stdin if line.strip())
-            continue
-        path = Path(source)
-        if path.is_dir():
-            files = _below(path)
-        elif path.is_file():
-            files = iter([path])
-        elif any(mark in source for mark in MARKS):
-            files = iter(sorted(path for path in _matching(path) if path.is_file()))
-        else:
-            raise InputError("PICTURES", source, "there is no such file or folder")
-        first = next(files, None)
-        if first is None:
-            kinds = ", ".join(sorted(EXTENSIONS))
-            raise InputError("PICTURES", source, f"holds no picture ({kinds})")
-        yield from chain([first], files)
+    return chain.from_iterable([_found(source) for source in sources])
+
+
+def _found(source: str) -> Iterator[str]:
+    if source == STDIN:
+        return (line.rstrip("\n") for line in sys.stdin if line.strip())
+    path = Path(source)
+    if path.is_dir():
+        files = _below(path)
+    elif path.is_file():
+        files = iter([source])
+    elif any(mark in source for mark in MARKS):
+        files = iter(sorted(str(path) for path in _matching(path) if path.is_file()))
+    else:
+        raise InputError("PICTURES", source, "there is no such file or folder")
+    first = next(files, None)
+    if first is None:
+        kinds = ", ".join(sorted(EXTENSIONS))
+        raise InputError("PICTURES", source, f"holds no picture ({kinds})")
+    return chain([first], files)
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
@@ -184,10 +206,11 @@ def _matching(pattern: Path) -> Iterator[Path]:
     return Path(*pattern.parts[:plain]).glob(str(Path(*pattern.parts[plain:])))
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _below(folder: Path) -> Iterator[str]:
     for name, folders, files in os.walk(folder):
         folders.sort()
-        yield from (Path(name, f) for f in sorted(files) if Path(f).suffix.lower() in EXTENSIONS)
+        paths = (Path(name, file) for file in sorted(files))
+        yield from (str(path) for path in paths if path.suffix.lower() in EXTENSIONS)
 
 
 # Rows

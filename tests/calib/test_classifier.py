@@ -11,6 +11,7 @@ from PIL import Image
 from torch.nn import functional
 
 import semix
+from semix.calib import cross_fitting
 from semix.calib.classifier import CalibratedClassifier, load_classifier
 from semix.calib.run_folder import claim_run
 from semix.calib.train import train_run
@@ -62,10 +63,17 @@ def test_all_seeds_are_averaged_after_each_is_calibrated(run, evaluated):
     assert "mean of 2 seeds; calibrator scaled" in classifier.label
 
 
-def test_the_default_is_the_last_stage_and_the_lowest_nll_by_cross_fitting(run):
+def test_the_default_is_the_last_stage_and_the_lowest_nll_by_cross_fitting(run, monkeypatch):
     classifier = load_classifier(run)
     assert "(head)" in classifier.label and "by cross-fitting, the lowest of 7" in classifier.label
     assert classifier.calibrator != "plain"
+    monkeypatch.setattr(cross_fitting, "_cross_fitted", None)  # its results are kept
+    assert load_classifier(run).label == classifier.label
+    kept = run / "seed-2" / "cross-fitted-head.json"
+    kept.write_text(kept.read_text().replace('"source": "', '"source": "of other weights '))
+    with pytest.raises(TypeError):
+        load_classifier(run)
+    kept.unlink()
     assert classifier.class_names[:2] == ("zero", "one")
 
 
@@ -153,3 +161,34 @@ def test_a_run_without_its_logits_or_calibration_is_measured_again_first(run, tm
         (copy / "seed-0" / name).unlink()
         with pytest.raises(InputError, match=rf"{name}: is missing; run `semix evaluate "):
             load_classifier(copy)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def change(path: Path, section: str, **values) -> None:
+    content = json.loads(path.read_text())
+    content[section] = content[section] | values if values else content[section][:-1]
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (
+            lambda run: cut(run / "seed-0" / "model.safetensors"),
+            "model.safetensors: is no complete",
+        ),
+        (lambda run: cut(run / "seed-2" / "head.safetensors"), "head.safetensors: is no complete"),
+        (lambda run: cut(run / "seed-2" / "logits-head.safetensors"), "head.safetensors: is no"),
+        (lambda run: cut(run / "seed-2" / "calibration.json"), "calibration.json: is damaged"),
+        (lambda run: change(run / "config.json", "model", name="resnet20"), "other classes or set"),
+        (lambda run: change(run / "data.json", "class_names"), "other classes or settings"),
+    ],
+)
+def test_a_run_that_does_not_fit_its_weights_is_named(run, tmp_path, damage, text):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    damage(copy)
+    with pytest.raises(InputError, match=text):
+        load_classifier(copy, calibrator="scaled")

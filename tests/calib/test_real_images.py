@@ -192,7 +192,7 @@ def test_no_room_for_the_shared_copy_is_refused_by_name(split, limited_files):
 
 
 def test_workers_share_the_cores_of_a_machine(split, monkeypatch):
-    monkeypatch.setattr(real_images, "cores", lambda: 12)
+    monkeypatch.setattr("semix.data.workers.cores", lambda: 12)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     images = open_images(split, SIDE, limit=0)
     assert isinstance(images, StreamedImages)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from semix.calib.calibrators import CALIBRATORS
+from semix.calib.classifier import load_classifier
 from semix.calib.metrics.conformal import SCORES
 from semix.calib.run_folder import claim_run
 from semix.calib.train import train_run
@@ -21,6 +22,8 @@ def run(make_config, tmp_path_factory) -> Path:
     settings = ("epochs=1", "head.epochs=1", f"evaluation.calibrators=[{', '.join(calibrators)}]")
     folder = claim_run(make_config(*settings), tmp_path_factory.mktemp("run")).parent
     train_run(folder)
+    for stage in ("base", "head"):
+        load_classifier(folder, stage=stage, among=("scaled",))
     return folder
 
 
@@ -28,7 +31,7 @@ def test_every_file_of_a_run_is_on_the_page(run):
     files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     general = {re.sub(r"^(seed-0/(checkpoint|tensorboard)/).*", r"\1", name) for name in files}
     (block,) = re.findall(r"```\n(config.json.*?)```", SECTION, re.DOTALL)
-    block = block.replace(", logits-head", ", seed-0/logits-head")
+    block = re.sub(r", ([\w-]+-head\.)", r", seed-0/\1", block)
     named = set(re.findall(r"(?:seed-0/)?[\w-]+\.(?:jsonl|json|safetensors)", block))
     named |= {"seed-0/checkpoint/", "seed-0/tensorboard/"} | {"seed-0/head.json"}
     assert general - {"seed-0/.lock"} <= named

@@ -46,6 +46,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 def test_a_folder_is_predicted_in_order_with_all_that_is_asked_for(run, pictures, monkeypatch):
     monkeypatch.setattr(predict, "BATCH", 2)  # the bad picture is in the middle of a batch
+    monkeypatch.setattr("semix.data.workers.MAX_WORKERS", 0)
     options = ("--top", "3", "--coverage", "0.5", "--least", "0.2", "--ood", "--skip-bad", "1")
     status, out, err = semix("predict", run, str(pictures), *options, "--device", "cpu")
     assert status == 0, err
@@ -72,6 +73,25 @@ def test_a_folder_is_predicted_in_order_with_all_that_is_asked_for(run, pictures
         ]
     assert "5 pictures, of which 1 cannot be decoded" in err
     assert "on validation images, by cross-fitting, the lowest of" in err
+
+
+@pytest.mark.process
+def test_worker_processes_change_no_row(run, pictures, monkeypatch):
+    options = (
+        "predict",
+        run,
+        str(pictures),
+        "--top",
+        "3",
+        "--skip-bad",
+        "1",
+        "--calibrator",
+        "ets",
+    )
+    _, alone, _ = semix(*options)
+    monkeypatch.setattr(predict, "BATCH", 2)
+    status, rows, err = semix(*options)
+    assert (status, rows) == (0, alone), err
 
 
 def test_bad_pictures_are_rows_and_a_status(run, pictures, tmp_path):
@@ -119,3 +139,31 @@ def test_nothing_is_written_if_it_cannot_begin(run, pictures, tmp_path):
         status, out, err = semix("predict", run, *arguments)
         assert (status, out) == (2, "") and text in err
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_pictures_of_any_kind_are_read_or_have_a_reason(run, tmp_path):
+    pixels = np.random.default_rng(0).integers(256, size=(20, 24, 3), dtype=np.uint8)
+    colour = Image.fromarray(pixels)
+    grey = Image.fromarray(np.full((20, 24), 40_000, np.uint16))
+    frames = {"save_all": True, "append_images": [colour.rotate(180)]}
+    colour.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=95)
+    colour.convert("L").save(tmp_path / "grey.png")
+    grey.save(tmp_path / "grey-16.png")
+    colour.save(tmp_path / "moving.gif", **frames)
+    colour.save(tmp_path / "moving.png", **frames)
+    colour.save(tmp_path / "moving.webp", **frames)
+    (tmp_path / "page.png").write_text("<html>")
+    status, out, err = semix("predict", run, str(tmp_path), "--calibrator", "plain")
+    assert status == 1 and "3 of 7 pictures cannot be decoded" in err
+    reasons = {Path(row["path"]).name: row["reason"] for row in rows_of(out)}
+    read = {"cmyk.jpg", "grey.png", "grey-16.png", "moving.gif"}  # of a GIF the first frame
+    assert {name for name, reason in reasons.items() if not reason} == read
+    assert "animated" in reasons["moving.png"] and "animated" in reasons["moving.webp"]
+    assert "HTML" in reasons["page.png"]
+
+
+def test_a_source_that_is_missing_is_named_before_the_first_picture(run, pictures, tmp_path):
+    path = tmp_path / "out.csv"
+    status, _, err = semix("predict", run, str(pictures), "/nowhere", "--to", str(path))
+    assert status == 2 and "PICTURES = /nowhere: there is no such file or folder" in err
+    assert not path.exists()
