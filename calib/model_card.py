@@ -1,5 +1,6 @@
 """The model card of an exported classifier: Markdown with the metadata that the Hub reads."""
 
+import re
 from pathlib import Path
 
 import yaml
@@ -68,7 +69,7 @@ def model_card(
         classes=", ".join(classifier.class_names),
         real=Path(str(config.real.path or config.real.name)).name,
         record=read_data(run),
-        source=describe_source(read_json(run / LINEAGE)) if (run / LINEAGE).is_file() else "",
+        source=_source(run),
         images=next(iter(method.seeds.values())).images("test"),
         bins=method.bins,
         seeds=len(method.seeds),
@@ -77,6 +78,15 @@ def model_card(
         license=license_name,
     )
     return text.rstrip() + "\n"
+
+
+def _source(run: Path) -> str:
+    """Where mixed images come from, without the folders of models on the author's machine."""
+    if not (run / LINEAGE).is_file():
+        return ""
+    lineage = read_json(run / LINEAGE)
+    models = {role: re.sub(r"^(local-dir:)?/.*/", "", m) for role, m in lineage["models"].items()}
+    return describe_source({**lineage, "models": models})
 
 
 def _markdown(table: Table) -> Markup:

@@ -153,3 +153,18 @@ def test_the_server_of_the_page_answers_as_predict_does(run, exported, tmp_path)
     best = classifier.probabilities(pixels)[0].topk(3)
     assert list(answer) == [classifier.class_names[k] for k in best.indices]
     assert list(answer.values()) == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_the_card_names_what_made_the_mixed_images_and_no_folder_of_this_machine(built, tmp_path):
+    settings = {**SETTINGS, "mixed": {"url": built.url}}
+    run = claim_run(load_settings(TrainConfig, settings), tmp_path / "run").parent
+    train_run(run)
+    model = tmp_path / "model"
+    status, _, err = semix(
+        "export-classifier", str(run), "--to", str(model), "--calibrator", "plain"
+    )
+    assert status == 0, err
+    card = (model / "README.md").read_text()
+    assert re.search(
+        r"; plan \w{12}; generator diffusion \w{12}; annotation clip \w{12}$", card, re.M
+    )
