@@ -14,7 +14,7 @@ from semix.calib.run_folder import LINEAGE, read_data
 from semix.calib.shown_measures import MEASURE, measures_in
 from semix.calib.tables import Column, Table, as_markdown, means_table
 from semix.data.files import read_json
-from semix.data.lineage import describe_source
+from semix.data.lineage import Source, describe_source
 from semix.data.printable import markdown_text
 
 SHOWN = tuple(Column(MEASURE[key]) for key in ("accuracy", "ece", "adaptive_ece", "nll", "brier"))
@@ -84,7 +84,7 @@ def _source(run: Path) -> str:
     """Where mixed images come from, without the folders of models on the author's machine."""
     if not (run / LINEAGE).is_file():
         return ""
-    lineage = read_json(run / LINEAGE)
+    lineage: Source = read_json(run / LINEAGE)
     models = {role: re.sub(r"^(local-dir:)?/.*/", "", m) for role, m in lineage["models"].items()}
     return describe_source({**lineage, "models": models})
 
