@@ -14,7 +14,7 @@ from semix.calib.config import (
 )
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet
-from semix.data.real import class_names
+from semix.data.real import class_names, may_be_mirrored
 from semix.data.root import Root
 
 # Methods that change the classifier itself; their papers exclude a second head.
@@ -42,7 +42,7 @@ def check_settings(config: TrainConfig) -> None:
     if config.head is not None and config.method.name in METHODS_WITHOUT_HEAD:
         remedy = "changes the classifier itself; leave the head out, or choose another method"
         raise InputError("method.name", config.method.name, remedy)
-    if config.augment.flip and config.real.name == "digits":
+    if config.augment.flip and not may_be_mirrored(config.real):
         raise InputError("augment.flip", True, "a mirrored digit is no digit; switch it off")
     if config.augment.shift >= config.real.image_size:
         raise InputError("augment.shift", config.augment.shift, "stay below real.image_size")

@@ -30,9 +30,9 @@ from semix.calib.run_folder import (
 )
 from semix.data.device import resolve_device
 from semix.data.errors import InputError, choices
-from semix.data.imagefolder import MAX_THREADS
 from semix.data.images import fit_square, load_square
 from semix.data.machine import cores
+from semix.data.picture_files import MAX_THREADS
 from semix.data.threads import mapped
 
 Picture = str | PathLike[str] | Image.Image | np.ndarray

@@ -10,23 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from semix.data.errors import InputError
-from semix.data.fingerprint import file_digest, fingerprint
 from semix.data.images import PICTURES, load_square
 from semix.data.machine import cores
+from semix.data.picture_files import EXTENSIONS, MAX_THREADS, PictureFiles
 from semix.data.printable import printable_line
 from semix.data.splits import (
     SPLITS,
-    ImageSplit,
     RealDataConfig,
     RealDataset,
+    draw_validation,
     split_sizes,
     stratified_split,
 )
 from semix.data.threads import mapped
 
-EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"}
 SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-MAX_THREADS = 16
 MAX_LINES = 20  # bad images, or classes without images, that a message lists
 
 Listener = Callable[[int, int], None]  # called with the number of inspected images and of all
@@ -57,7 +55,7 @@ def check_outside_images(pictures: str | None, path: str | Path, *, field: str =
     Links are followed: to the folder, out of it, and within the path.
 
     Args:
-        pictures: `real.path` of the settings; None where the pictures are bundled.
+        pictures: `real.folder` of the settings; None where they are not the user's own.
         field: the setting or argument that gives the path, for the message.
     """
     if pictures is None or not (root := Path(pictures)).is_dir():
@@ -95,7 +93,9 @@ def load_imagefolder(
     for split, (paths, targets) in zip(SPLITS, splits, strict=True):
         _check_nonempty(root, split, names, targets, folder=folders.get(split))
         assert len(paths) == len(targets)
-    return RealDataset(names, *(_split(*split_files, config.image_size) for split_files in splits))
+    return RealDataset(
+        names, *(PictureFiles(paths, config.image_size).split(targets) for paths, targets in splits)
+    )
 
 
 @dataclass(frozen=True)
@@ -301,12 +301,7 @@ def _splits_from_folders(
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
     _check_nonempty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
     supplied = _list(folders["validation"], names, bad) if "validation" in folders else None
-    rarest = int(np.bincount(train[1]).min())
-    validation_size = 0 if supplied else config.validation_per_class or max(1, rarest // 10)
-    count = config.train_per_class or len(train[1])
-    sizes = (validation_size, count)
-    # Validation images are drawn first, so that a smaller training set has the same ones.
-    validation, training, _ = stratified_split(train[1], sizes, seed=config.split_seed)
+    training, validation = draw_validation(train[1], config, none=supplied is not None)
     return [_take(train, training), supplied or _take(train, validation), test]
 
 
@@ -330,42 +325,6 @@ def _describe_empty_class(name: str, folder: Path | None) -> str:
     kinds = _no_pictures(folder / name) if folder else {}
     contents = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     return f"{name!r} ({contents})" if contents else repr(name)
-
-
-def _split(paths: list[Path], targets: np.ndarray, size: int) -> ImageSplit:
-    files = _Files(paths, size)
-    return ImageSplit(targets, load=files.load, content=files.content, name=files.name)
-
-
-@dataclass(frozen=True)
-class _Files:
-    """Picture files, loaded as squares of `size` pixels."""
-
-    paths: list[Path]
-    size: int
-
-    def load(self, indices: np.ndarray) -> np.ndarray:
-        return np.stack([_load(self.paths[index], self.size) for index in indices])
-
-    def content(self, heartbeat: Callable[[], None]) -> str:
-        digests = []
-        for digest in mapped(file_digest, self.paths, threads=min(MAX_THREADS, cores())):
-            digests.append(digest)
-            heartbeat()
-        return fingerprint([self.size, *digests])
-
-    def name(self, index: int) -> str:
-        return str(self.paths[index])
-
-
-def _load(path: Path, size: int) -> np.ndarray:
-    try:
-        return load_square(path, size)
-    except OSError as error:
-        remedy = f"cannot be read ({error}); replace or remove it"
-        if error.errno is None:
-            remedy += ", or leave out such images with real.skip_bad"
-        raise InputError("image", path, remedy) from None
 
 
 def _fault(path: Path, size: int) -> OSError | None:

@@ -119,14 +119,27 @@ def load_square(path: Path, size: int) -> np.ndarray:
             several pages, more than 16 bits per channel, or more than `MAX_PICTURE_PIXELS`
             pixels, which the header shows before anything is decoded.
     """
-    try:
+    with _reasons():
         content = _content(path)
+    return decode_square(content, size)
+
+
+def decode_square(content: bytes, size: int) -> np.ndarray:
+    """As `load_square`, of the bytes of a file."""
+    with _reasons():
         width, height = picture_size(content)
         if width * height > MAX_PICTURE_PIXELS:
             limit = f"at most {MAX_PICTURE_PIXELS} are decoded; save it smaller"
             raise ValueError(f"{width} x {height} pixels, {limit}")
         with _decode_budget.reserve(width * height):
             return _square(content, size, claimed=width * height)
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """Raise every error of a decoder as an OSError without `errno`."""
+    try:
+        yield
     except (OSError, MemoryError):
         raise
     except ValueError as error:

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from semix.data.errors import InputError
+from semix.data.huggingface_data import hub_names, load_hub_dataset
 from semix.data.imagefolder import find_classes, load_imagefolder
 from semix.data.splits import (
     ImageSplit,
@@ -18,6 +19,7 @@ from semix.data.splits import (
     RealDataset,
     stratified_split,
 )
+from semix.data.torchvision_data import benchmark_names, benchmark_of, load_benchmark
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PER_CLASS = 30  # so few that plain cross-entropy is visibly overconfident
@@ -32,12 +34,16 @@ def load_real(
     Args:
         heartbeat: called after each image that is decoded now, as `skip_bad` makes it decode all.
     Raises:
-        InputError: no such folder, fewer than two classes, a class without training images, or
-            with fewer test images than requested; more images that cannot be decoded than
-            `skip_bad`, if that is set.
+        InputError: no such folder or dataset, fewer than two classes, a class without training
+            images, or with fewer test images than requested; more images that cannot be decoded
+            than `skip_bad`, if that is set.
     """
     if config.name == "digits":
         dataset = load_digits(config)
+    elif config.name == "torchvision":
+        dataset = load_benchmark(config)
+    elif config.name == "huggingface":
+        dataset = load_hub_dataset(config)
     else:
         dataset = load_imagefolder(config, heartbeat=heartbeat)
     per_class = config.test_per_class
@@ -58,10 +64,21 @@ def _test_split(real: RealDataset, per_class: int, *, seed: int) -> ImageSplit:
 
 
 def class_names(config: RealDataConfig) -> tuple[str, ...]:
-    """The names of the classes in order; no image is read."""
+    """The names of the classes in order."""
     if config.name == "digits":
         return DIGITS
+    if config.name == "torchvision":
+        return benchmark_names(config)
+    if config.name == "huggingface":
+        return hub_names(config)
     return find_classes(config)
+
+
+def may_be_mirrored(config: RealDataConfig) -> bool:
+    """Whether a mirrored image still shows its class, as far as that is known."""
+    if config.name == "torchvision":
+        return benchmark_of(config).mirrored
+    return config.name != "digits"
 
 
 def load_digits(config: RealDataConfig) -> RealDataset:

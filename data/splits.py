@@ -1,12 +1,13 @@
 """Labelled images in three splits, and their settings."""
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from semix.data.errors import InputError
 from semix.data.fingerprint import fingerprint
@@ -17,15 +18,57 @@ SPLITS = ("train", "validation", "test")
 ImagePosition = tuple[str, int]  # split, and index in the split
 
 
+ONLY_OF = {
+    "dataset": "torchvision",
+    "download": "torchvision",
+    "revision": "huggingface",
+    "image": "huggingface",
+    "label": "huggingface",
+    "skip_bad": "imagefolder",
+}
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class RealDataConfig(Settings):
     """Which labelled pictures are the real data, and how they are split."""
 
-    name: Literal["digits", "imagefolder"] = Field(
-        description="digits: handwriting bundled with scikit-learn; imagefolder: your pictures"
+    name: Literal["digits", "imagefolder", "torchvision", "huggingface"] = Field(
+        description="digits: handwriting bundled with scikit-learn; imagefolder: your pictures; "
+        "torchvision: a benchmark by its name; huggingface: a dataset for `datasets`"
     )
     path: str | None = Field(
         None,
-        description="imagefolder only: the folder of CLASS/, or of train/CLASS/ and test/CLASS/",
+        description="imagefolder: the folder of CLASS/, or of train/CLASS/ and test/CLASS/; "
+        "torchvision: the folder of its files; huggingface: a folder, or OWNER/NAME on the Hub",
+    )
+    # Where they do not apply they are not stored, so that they change the identity of no other run.
+    dataset: str | None = Field(
+        None,
+        description="torchvision only: name of the class, such as CIFAR100",
+        exclude_if=_is_none,
+    )
+    download: bool = Field(
+        False,
+        description="torchvision only: download files that are missing",
+        exclude_if=operator.not_,
+    )
+    revision: str | None = Field(
+        None,
+        description="huggingface only: the commit of a dataset on the Hub, 40 hex digits",
+        exclude_if=_is_none,
+    )
+    image: str | None = Field(
+        None,
+        description="huggingface only: the column of images; none: the only one",
+        exclude_if=_is_none,
+    )
+    label: str | None = Field(
+        None,
+        description="huggingface only: the column of classes, a ClassLabel; none: the only one",
+        exclude_if=_is_none,
     )
     image_size: int = Field(32, ge=8, description="side of the square images, pixels")
     train_per_class: int | None = Field(
@@ -55,6 +98,18 @@ class RealDataConfig(Settings):
         if isinstance(value, float) and value >= 1:
             raise ValueError("give a whole number, or a fraction below 1")
         return value
+
+    @model_validator(mode="after")
+    def _has_no_settings_of_other_kinds(self) -> Self:
+        for setting, kind in ONLY_OF.items():
+            if getattr(self, setting) and self.name != kind:
+                raise ValueError(f"`name: {self.name}` has no `{setting}`; leave it out")
+        return self
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of the user's own pictures; None of other kinds."""
+        return self.path if self.name == "imagefolder" else None
 
 
 @dataclass(frozen=True)
@@ -153,14 +208,57 @@ class RealDataset:
     test: ImageSplit
 
     def __post_init__(self) -> None:
-        count = len(self.class_names)
         for name in SPLITS:
-            split: ImageSplit = getattr(self, name)
-            invalid = np.flatnonzero((split.targets < 0) | (split.targets >= count))
-            if invalid.size:
-                first = int(invalid[0])
-                remedy = f"of {split.name(first)}; the {count} classes are 0 to {count - 1}"
-                raise InputError(f"{name} target", int(split.targets[first]), remedy)
+            _check_targets(name, getattr(self, name), classes=len(self.class_names))
+
+
+def _check_targets(name: str, split: ImageSplit, *, classes: int) -> None:
+    invalid = np.flatnonzero((split.targets < 0) | (split.targets >= classes))
+    if invalid.size:
+        first = int(invalid[0])
+        remedy = f"of {split.name(first)}; the {classes} classes are 0 to {classes - 1}"
+        raise InputError(f"{name} target", int(split.targets[first]), remedy)
+
+
+def official_splits(
+    class_names: tuple[str, ...], train: ImageSplit, test: ImageSplit, *, config: RealDataConfig
+) -> RealDataset:
+    """A dataset with its own test images; validation images are drawn from those to train on.
+
+    Raises:
+        InputError: fewer than two classes, or one without images in a split; a target that is not
+            a class.
+    """
+    if len(class_names) < 2:
+        raise InputError("real", config.path, f"has {len(class_names)} class; give at least 2")
+    for name, split in (("train", train), ("test", test)):
+        _check_targets(name, split, classes=len(class_names))
+        counts = np.bincount(split.targets, minlength=len(class_names))
+        if not counts.all():
+            empty = class_names[int(counts.argmin())]
+            raise InputError("real", config.path, f"class {empty!r} has no {name} images")
+    training, validation = draw_validation(train.targets, config)
+    if np.unique(train.targets[training]).size < len(class_names):
+        remedy = "leaves a class without training images; lower it"
+        raise InputError("real.validation_per_class", config.validation_per_class, remedy)
+    return RealDataset(class_names, train.subset(training), train.subset(validation), test)
+
+
+def draw_validation(
+    targets: np.ndarray, config: RealDataConfig, *, none: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of training and validation images, each sorted.
+
+    Args:
+        targets: of the official training images, int64 [N].
+        none: draw no validation images, because there are official ones.
+    """
+    rarest = int(np.bincount(targets).min())
+    size = 0 if none else config.validation_per_class or max(1, rarest // 10)
+    count = config.train_per_class or len(targets)
+    # Validation images are drawn first, so that a smaller training set has the same ones.
+    validation, training, _ = stratified_split(targets, (size, count), seed=config.split_seed)
+    return training, validation
 
 
 def stratified_split(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from semix.data.errors import InputError
 from semix.data.files import published
-from semix.data.imagefolder import EXTENSIONS
 from semix.data.images import load_square
 from semix.data.installation import install_command
+from semix.data.picture_files import EXTENSIONS
 from semix.data.printable import spreadsheet_text
 from semix.flows.failures import RunFailed
 from semix.flows.paths import output_file

@@ -168,7 +168,7 @@ def prepare_labels(
         raise InputError("out", out, "is the root itself; choose a new place")
     if out and not (store := Store(out)).exists(PLAN):
         if store.local:
-            check_outside_images(config.real.path, store.url)
+            check_outside_images(config.real.folder, store.url)
         # A bake that was killed early leaves prototypes only.
         store.require_empty_or_own(MIXED, own=PROTOTYPES)
     if is_own(root, config):

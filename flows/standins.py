@@ -61,7 +61,7 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     folder = Path(where).expanduser()
     section = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}
     settings = load_settings(_RealSettings, section if folder.is_dir() else where, overrides).real
-    check_outside_images(settings.path, out)
+    check_outside_images(settings.folder, out)
     if settings.name == "imagefolder":
         log_ignored_files(settings)
     real = load_real(settings)

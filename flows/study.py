@@ -121,7 +121,7 @@ def prepare_study(
     store, cells = Store(str(out)), cells_of(settings, out)
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
         for cell in cells:
-            check_outside_images(cell.config.real.path, out)
+            check_outside_images(cell.config.real.folder, out)
         store.require_empty_or_own("study", own=STUDY_JSON)
     todo = [c for c in select_cells(cells, only) if not is_measured(c.config, c.run(out))]
     for cell in cells:  # the tables show all of them

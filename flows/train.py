@@ -124,7 +124,7 @@ def checked_run_folder(
     check_settings(settings)
     check_launch(settings, machines.processes)
     if not is_run(folder):
-        check_outside_images(settings.real.path, folder)
+        check_outside_images(settings.real.folder, folder)
     check_same_config(settings, folder)
     return folder
 

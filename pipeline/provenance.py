@@ -36,7 +36,7 @@ from semix.pipeline.model_paths import (
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
 # Paths, and limits on cost and on series left out: these settings decide no byte of the dataset.
 NON_IDENTITY_SETTINGS: dict[str, Any] = {
-    "real": {"path"},
+    "real": {"path", "download"},
     "generator": {"model": True, "unet": True, "tiny_decoder": True, "lora": {"__all__": {"path"}}},
     "annotation": {"model", "pretrained", "second"},
     "noise": {"max_cost"},

@@ -188,7 +188,7 @@ def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
             pairs, cost of noise selection, real data, names or prompts.
     """
     if store.local:
-        check_outside_images(config.real.path, store.url)
+        check_outside_images(config.real.folder, store.url)
     store.require_empty_or_own(MIXED, own=PLAN, leftover=CHUNKS)
     check_models(config)
     plan = BuildPlan(config)
@@ -291,9 +291,10 @@ def _overrides_of(root: Root, config: BuildConfig) -> list[str]:
     """Overrides for the config's settings that differ from plan.json and decide no byte."""
     planned, new = root.stored_plan.config, config.model_dump(mode="json")
     names = [(section, name) for section, keys in NON_IDENTITY_SETTINGS.items() for name in keys]
-    values = [(section, name, new[section][name]) for section, name in names]
+    # What is not stored is off, as `real.download`.
+    values = [(section, name, new[section].get(name, False)) for section, name in names]
     return [
         f"{section}.{name}={json.dumps(value)}"
         for section, name, value in values
-        if planned[section].get(name) != value
+        if planned[section].get(name, False) != value
     ]

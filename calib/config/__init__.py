@@ -360,6 +360,7 @@ NON_IDENTITY_SETTINGS: SettingNames = {
     "checkpoint_every": True,
     "trackers": True,
     "evaluation": True,
+    "real": {"download": True},
     "real_memory_gib": True,
     "real_workers": True,
     "mixed": {"memory_gib": True, "cache_gib": True},

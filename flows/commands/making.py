@@ -256,8 +256,9 @@ def export(
     """
     output_file("--to", to)
     root = Root(url)
-    image_folder = root.plan.config.get("real", {}).get("path")
-    check_outside_images(image_folder if isinstance(image_folder, str) else None, to, field="--to")
+    real = root.plan.config.get("real", {})
+    pictures = real.get("path") if real.get("name") == "imagefolder" else None
+    check_outside_images(pictures, to, field="--to")
     write = {
         ExportFormat.folder: write_image_folder,
         ExportFormat.parquet: write_parquet,

@@ -88,7 +88,7 @@ def test_links_lead_to_the_folder_out_of_it_and_to_its_classes(pictures, tmp_pat
 def test_images_are_neither_exported_nor_baked_into_it(root, pictures):
     """A root says where its real images lay."""
     plan = json.loads(root.store.get(PLAN))
-    plan["config"]["real"]["path"] = str(pictures)
+    plan["config"]["real"] |= {"name": "imagefolder", "path": str(pictures)}
     root.store.put(PLAN, json.dumps(plan).encode())
     before = files(pictures)
     status, _, err = semix("export", root.url, "--to", str(pictures / "folder"))

@@ -9,6 +9,7 @@ from semix.calib.study import StudyConfig, cells_of, check_cells
 from semix.configs import FOLDER as CONFIGS
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
+from semix.data.splits import RealDataConfig
 from semix.flows.study_builds import mixed_plans
 from semix.pipeline.checks import check_generator
 from semix.pipeline.config import BuildConfig
@@ -74,17 +75,18 @@ def test_every_cell_of_a_study_can_be_trained_once_its_data_is_there(name, cifar
     mixed_plans(study, cells_of(study))  # raises where a build is impossible
     for cell in cells_of(study):
         config = cell.config.model_copy(update={"mixed": None})
-        if config.real.name == "imagefolder":
-            with pytest.raises(InputError, match=r"^real\.path = nothing: imagefolder needs"):
-                check_config(config)
-            real = config.real.model_copy(update={"path": str(cifar)})
+        if config.real.name != "digits":
+            if config.real.name == "imagefolder":
+                with pytest.raises(InputError, match=r"^real\.path = nothing: imagefolder needs"):
+                    check_config(config)
+            real = RealDataConfig(name="imagefolder", path=str(cifar))
             config = config.model_copy(update={"real": real})
         check_config(config)
 
 
 def test_a_study_whose_mixed_images_are_not_named_says_so(cifar):
-    path = f"datasets.cifar10.overrides.real.path={cifar}"
-    study = load_settings(StudyConfig, CONFIGS / "study-cifar10-full.yaml", [path])
+    real = f"datasets.cifar10.overrides.real={{name: imagefolder, path: {cifar}}}"
+    study = load_settings(StudyConfig, CONFIGS / "study-cifar10-full.yaml", [real])
     with pytest.raises(InputError, match=r"^cifar10/csm: mixed\.url = : "):
         check_cells(cells_of(study))
 
@@ -105,4 +107,4 @@ def test_a_model_from_the_hub_is_pinned_or_says_that_it_must_be(name):
 
 def test_all_ready_files_are_looked_at():
     assert {*FROM_HUB, "imagenet-dit.yaml", "quickstart/build.yaml"} <= set(FILES)
-    assert {"study-quickstart.yaml", "study-cifar10.yaml", "study-cifar10-full.yaml"} <= set(FILES)
+    assert {"study-quickstart.yaml", "study-cifar10-full.yaml"} <= set(FILES)
