@@ -122,10 +122,11 @@ class StudyConfig(Settings):
     contrasts: tuple[tuple[str, str], ...] = Field(
         (), description="further pairs of rows to compare, the new one and the old one"
     )
-    standins: bool | Literal["large", "tiny"] = Field(
+    standins: bool | Literal["medium", "large", "tiny"] = Field(
         False,
         description="train a small generator and a small CLIP on each split's training images, "
-        "for the builds; large: larger ones, for a GPU; tiny: only for trying a study in seconds",
+        "for the builds; medium: of an hour or two on two cores; large: for a GPU; tiny: only for "
+        "trying a study in seconds",
     )
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from semix.data.settings import Settings, load_settings, whole_path
 from semix.data.splits import RealDataConfig
 from semix.flows.build_steps import log_ignored_files
 from semix.pipeline.config import EncoderConfig, GeneratorConfig
-from semix.pipeline.standins import train_standins
+from semix.pipeline.standins import RECIPES, train_standins
 
-BUILD = "build.yaml"
+BUILD, SMALL = "build.yaml", "small"
 STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose images look best with these values
 IMAGES, ALPHAS = 1000, 8  # least number of mixed images; alphas per series
 # The file has it before the last line of its section `annotation`.
@@ -38,7 +39,9 @@ class _RealSettings(Settings):
     real: RealDataConfig
 
 
-def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def standins(
+    where: str, out: Path, *, size: str = SMALL, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
     """Train a small Stable Diffusion pipeline and a small CLIP model, unless they are trained.
 
     They serve to try every step without large models or a GPU, and for nothing else.
@@ -46,16 +49,16 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     Args:
         where: a folder of CLASS/ folders, or the path or URL of a config with a section `real`.
         out: folder for the models, and for build.yaml unless it exists.
+        size: small, of minutes; or one of `RECIPES`.
     Returns:
-        `diffusion`, `clip` and `config`, their paths; `seconds` per training; `generated`, the
-        fraction of generated images in which a classifier of the real ones sees the intended class,
-        and `real`, the fraction of real test images in which it sees the right class.
+        `diffusion`, `clip` and `config`, their paths; `seconds` per training; `quality` by class:
+        see `semix.pipeline.standins.quality.ClassQuality`.
     Raises:
         InputError: no images, or images that the models cannot be trained on; a folder that
             cannot be written.
     """
     # Their import takes seconds, so it comes after cheap checks.
-    from semix.pipeline.standins.agreement import end_point_agreement
+    from semix.pipeline.standins.quality import end_point_quality
     from semix.pipeline.standins.softness import soft_scale
 
     folder = Path(where).expanduser()
@@ -65,16 +68,18 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     if settings.name == "imagefolder":
         log_ignored_files(settings)
     real = load_real(settings)
-    models = train_standins(real, out)
+    recipe = RECIPES[size](image_size=settings.image_size) if size != SMALL else None
+    models = train_standins(real, out, recipe=recipe)
     generator = {"model": whole_path(models.diffusion), "steps": STEPS, "guidance_scale": GUIDANCE}
     annotation = {"model": f"local-dir:{whole_path(models.clip)}"}
     generator_config = load_settings(GeneratorConfig, generator)
-    agreement = end_point_agreement(generator_config, real)
+    clip = EncoderConfig(model=annotation["model"])
+    quality = end_point_quality(generator_config, clip, real)
     config = out / BUILD
     if config.exists():
         log.info("%s exists and stays; the models are in %s", config, models.diffusion.parent)
     else:
-        scale = soft_scale(generator_config, EncoderConfig(model=annotation["model"]), real)
+        scale = soft_scale(generator_config, clip, real)
         pairs = math.comb(len(real.class_names), 2)
         values = {
             "real": settings.model_dump(mode="json", exclude_defaults=True),
@@ -89,6 +94,5 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
         "clip": annotation["model"],
         "config": str(config),
         "seconds": models.seconds,
-        "generated": agreement.generated,
-        "real": agreement.real,
+        "quality": {name: asdict(each) for name, each in quality.items()},
     }

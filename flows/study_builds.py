@@ -19,10 +19,9 @@ from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.root import create_build
-from semix.pipeline.standins import StandIns, large_recipe, tiny_recipe, train_standins
+from semix.pipeline.standins import RECIPES, StandIns, train_standins
 
 MODELS = "models"  # below a study's folder
-RECIPES = {"large": large_recipe, "tiny": tiny_recipe}
 LOCAL = "local-dir:"  # open_clip's prefix of a folder
 
 

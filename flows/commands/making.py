@@ -4,6 +4,7 @@ import shutil
 import textwrap
 from enum import StrEnum
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -271,11 +272,20 @@ def export(
     emit_facts(facts | {"index": source.index}, as_json=json)
 
 
+class StandInSize(StrEnum):
+    small = "small"
+    medium = "medium"
+    large = "large"
+
+
 def standins(
     where: Annotated[
         str, typer.Argument(metavar="WHERE", help="image folder with CLASS/ folders, or YAML file")
     ],
     out: Annotated[Path, typer.Option(metavar="MODELS", help="folder for the models")],
+    size: Annotated[
+        StandInSize, typer.Option(help="minutes; an hour or two; or larger ones, for a GPU")
+    ] = StandInSize.small,
     overrides: p.RealOverrides = [],  # noqa: B006
     json: p.Json = False,
 ) -> None:
@@ -286,16 +296,22 @@ def standins(
     """
     from semix.flows.standins import standins as make
 
-    result = make(where, out, overrides=overrides)
+    result = make(where, out, size=size.value, overrides=overrides)
     if json:
         emit_json(result)
         return
     times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result["seconds"].items())
     emit(f"trained: {times}" if times else "the models were trained already")
     emit(
-        f"a classifier trained on the real images sees the intended class in "
-        f"{result['generated']:.0%} of the generated images, and the right class in "
-        f"{result['real']:.0%} of the real test images"
+        "share in which a classifier of real images sees the class, and Frechet distance of CLIP "
+        "features to training images; in brackets that of as many real test images:"
     )
+    for name, each in result["quality"].items():
+        shares = f"{each['generated']:.0%} ({each['real']:.0%})"
+        emit(f"  {name}: {shares}, {each['distance']:.3f} ({each['real_distance']:.3f})")
+    shown, real = (
+        fmean(each[side] for each in result["quality"].values()) for side in ("generated", "real")
+    )
+    emit(f"over all classes {shown:.0%} ({real:.0%}) are recognised")
     emit("small models that know these classes only: neither Stable Diffusion nor OpenAI's CLIP")
     emit(f"next: semix build {result['config']} --out ROOT")

@@ -16,23 +16,27 @@ from semix.pipeline.standins.recipe import (
     Report,
     TrainingStage,
     large_recipe,
+    medium_recipe,
     recipe_for,
     shown_progress,
     tiny_recipe,
 )
 
 __all__ = [
+    "RECIPES",
     "Recipe",
     "StandIns",
     "TrainingStage",
     "find_standins",
     "large_recipe",
+    "medium_recipe",
     "recipe_for",
     "standins_digest",
     "tiny_recipe",
     "train_standins",
 ]
 
+RECIPES = {"tiny": tiny_recipe, "medium": medium_recipe, "large": large_recipe}  # by size
 LIBRARIES = ("torch", "diffusers", "transformers", "open_clip_torch")
 
 
@@ -56,8 +60,8 @@ def train_standins(
     """Train both models on the training split, or reuse those trained before on the same images.
 
     They appear as `folder/DIGEST12/diffusion` and `folder/DIGEST12/clip`, both at once and
-    complete; until then `folder/DIGEST12.begun` holds each finished network. On one kind of machine
-    the same digest gives the same weights.
+    complete; until then `folder/DIGEST12.begun` holds each finished network and the state of those
+    that are being trained. On one kind of machine the same digest gives the same weights.
 
     Args:
         recipe: None takes `recipe_for` the data.

@@ -1,6 +1,7 @@
 """The small latent diffusion model: train its autoencoder and its denoiser."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from semix.pipeline.standins.fitting import TrainingImages, batches, fit, seeded
+from semix.pipeline.standins.fitting import Batches, TrainingImages, fit, seeded
 from semix.pipeline.standins.recipe import Recipe, Report
 from semix.pipeline.standins.text import Captions, tokenise
 
 
-def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) -> AutoencoderKL:
+def train_autoencoder(
+    images: TrainingImages, recipe: Recipe, report: Report, *, state: Path | None = None
+) -> AutoencoderKL:
     """Train on images [N,3,S,S] in [-1, 1]; latents are [N,C,S/f,S/f], f = 2 ** (levels - 1).
 
     The latents' standardisation is part of the model, so `scaling_factor` 1.0 is exact.
@@ -25,7 +28,7 @@ def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) ->
     with seeded(recipe.seed):
         vae = nn.Module.to(build_autoencoder(recipe, images.size), images.device)
     rng = torch.Generator().manual_seed(recipe.seed)
-    draw = batches(len(images.pixels), recipe.autoencoder.batch_size, rng=rng)
+    draw = Batches(len(images.pixels), recipe.autoencoder.batch_size, rng=rng)
 
     def loss() -> Tensor:
         pixels = images.pixels[next(draw)]
@@ -35,7 +38,8 @@ def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) ->
         return F.mse_loss(decoded, pixels) + recipe.kl_weight * kl_divergence
 
     stage = recipe.autoencoder
-    for step in fit([vae], loss, stage=stage, average_decay=recipe.average_decay):
+    decay = recipe.average_decay
+    for step in fit([vae], loss, stage=stage, average_decay=decay, draw=draw, state=state):
         report("autoencoder", step, stage.steps)
     fold_standardisation(vae, *_channel_moments(vae, images.pixels))
     return vae
@@ -97,6 +101,7 @@ def train_pipeline(
     tokenizer: CLIPTokenizer,
     recipe: Recipe,
     report: Report,
+    state: Path | None = None,
 ) -> StableDiffusionPipeline:
     """Train the text-conditional denoiser of `vae`'s latents.
 
@@ -109,6 +114,11 @@ def train_pipeline(
         unet = nn.Module.to(unet, images.device)
     scheduler = _scheduler()
     caption_ids = torch.stack([tokenise(tokenizer, texts) for texts in captions])  # [K,T,L]
+    draw = Batches(
+        len(images.targets),
+        recipe.denoiser.batch_size,
+        rng=torch.Generator().manual_seed(recipe.seed),
+    )
     loss = _v_loss(
         unet,
         text_encoder,
@@ -117,11 +127,13 @@ def train_pipeline(
         targets=images.targets,
         caption_ids=caption_ids,
         empty_ids=tokenise(tokenizer, [""]),
-        recipe=recipe,
+        dropped_captions=recipe.dropped_captions,
+        draw=draw,
     )
     stage = recipe.denoiser
     modules: list[nn.Module] = [unet, text_encoder]
-    for step in fit(modules, loss, stage=stage, average_decay=recipe.average_decay):
+    decay = recipe.average_decay
+    for step in fit(modules, loss, stage=stage, average_decay=decay, draw=draw, state=state):
         report("denoiser", step, stage.steps)
     components: dict[str, Any] = {  # diffusers' annotations allow neither DDIM nor None
         "vae": vae,
@@ -144,15 +156,14 @@ def _v_loss(
     targets: Tensor,
     caption_ids: Tensor,
     empty_ids: Tensor,
-    recipe: Recipe,
+    dropped_captions: float,
+    draw: Batches,
 ) -> Callable[[], Tensor]:
     """A function that returns the loss of a new batch at each call."""
     means, deviations = latents
     device = means.device
-    size = recipe.denoiser.batch_size
+    size, rng = draw.size, draw.rng
     steps = scheduler.config["num_train_timesteps"]
-    rng = torch.Generator().manual_seed(recipe.seed)
-    draw = batches(len(targets), size, rng=rng)
 
     def noise_like(tensor: Tensor) -> Tensor:
         return torch.randn(tensor.shape, generator=rng).to(device)
@@ -162,7 +173,7 @@ def _v_loss(
         clean = means[rows] + deviations[rows] * noise_like(means[rows])
         template = torch.randint(caption_ids.shape[1], (size,), generator=rng)
         ids = caption_ids[targets[rows], template]  # [B,L]
-        dropped = torch.rand(size, generator=rng) < recipe.dropped_captions
+        dropped = torch.rand(size, generator=rng) < dropped_captions
         ids = torch.where(dropped[:, None], empty_ids, ids)
         # one time from each of B equal parts of the range: less variance than B free draws
         times = (torch.arange(size) + torch.rand(size, generator=rng)) * (steps / size)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
 from semix.data.files import published
-from semix.pipeline.standins.fitting import TrainingImages, batches, fit, seeded
+from semix.pipeline.standins.fitting import Batches, TrainingImages, fit, seeded
 from semix.pipeline.standins.recipe import Recipe, Report
 from semix.pipeline.standins.text import Captions, build_tokenizer, tokenise
 
@@ -48,6 +48,7 @@ def train_clip(
     *,
     recipe: Recipe,
     report: Report = lambda *_: None,
+    state: Path | None = None,
 ) -> SmallClip:
     """Train on images [N,3,S,S] in [-1, 1] and the captions [K][T] of their classes."""
     tokenizer, cleaned = clip_tokenizer(class_names, captions)
@@ -58,7 +59,7 @@ def train_clip(
         model = CLIP(**config["model_cfg"]).to(images.device)
         nn.init.normal_(model.token_embedding.weight, std=1.0)  # as in the pipeline's text encoder
     rng = torch.Generator().manual_seed(recipe.seed)
-    draw = batches(len(images.pixels), recipe.clip.batch_size, rng=rng)
+    draw = Batches(len(images.pixels), recipe.clip.batch_size, rng=rng)
     inputs = ((images.pixels + 1) / 2 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
 
     def loss() -> Tensor:
@@ -72,7 +73,8 @@ def train_clip(
         return contrastive_loss(logits, images.targets[rows].to(images.device))
 
     stage = recipe.clip
-    for step in fit([model], loss, stage=stage, average_decay=recipe.average_decay):
+    decay = recipe.average_decay
+    for step in fit([model], loss, stage=stage, average_decay=decay, draw=draw, state=state):
         report("CLIP", step, stage.steps)
     return SmallClip(model, tokenizer, config)
 
@@ -148,6 +150,11 @@ def _config(
     }
 
 
+def state_of(folder: Path) -> Path:
+    """The file with the state of the training that will write this folder."""
+    return folder.with_name(f"{folder.name}.state.safetensors")
+
+
 def main(folder: Path) -> None:
     """Train on a line of JSON and images as safetensors from standard input, and save the model."""
     torch.set_num_threads(1)  # like the other trainings
@@ -156,7 +163,7 @@ def main(folder: Path) -> None:
     recipe = TypeAdapter(Recipe).validate_python(request["recipe"])
     with published(folder) as partial:
         names, captions = tuple(request["class_names"]), request["captions"]
-        train_clip(images, names, captions, recipe=recipe).save(partial)
+        train_clip(images, names, captions, recipe=recipe, state=state_of(folder)).save(partial)
 
 
 if __name__ == "__main__":

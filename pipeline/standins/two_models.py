@@ -24,7 +24,7 @@ from semix.pipeline.prompts import prompts
 from semix.pipeline.standins.diffusion import build_autoencoder, train_autoencoder, train_pipeline
 from semix.pipeline.standins.fitting import TrainingImages, load_images
 from semix.pipeline.standins.recipe import Recipe, Report
-from semix.pipeline.standins.small_clip import clip_tokenizer, train_clip
+from semix.pipeline.standins.small_clip import clip_tokenizer, state_of, train_clip
 from semix.pipeline.standins.text import Captions, build_tokenizer, captions_of
 
 MIN_STEPS_FOR_PROCESS = 100  # of CLIP: these take as long as the imports of a new process
@@ -64,7 +64,13 @@ def train_both(
             vae = autoencoder(work / "vae.safetensors", images, recipe, report)
         with _timed(seconds, "denoiser"):
             pipeline = train_pipeline(
-                images, captions, vae=vae, tokenizer=tokenizer, recipe=recipe, report=report
+                images,
+                captions,
+                vae=vae,
+                tokenizer=tokenizer,
+                recipe=recipe,
+                report=report,
+                state=work / "denoiser.state.safetensors",
             )
         with _timed(seconds, "CLIP"):
             finish_clip()
@@ -84,7 +90,7 @@ def autoencoder(
         vae = build_autoencoder(recipe, images.size)
         vae.load_state_dict(load_file(path))
         return nn.Module.to(vae.eval().requires_grad_(False), images.device)
-    vae = train_autoencoder(images, recipe, report)
+    vae = train_autoencoder(images, recipe, report, state=path.with_name("vae.state.safetensors"))
     write_atomically(path, save({name: t.cpu() for name, t in vae.state_dict().items()}))
     return vae
 
@@ -106,7 +112,9 @@ def clip_training(
 
     def train() -> None:
         with published(folder) as partial:
-            train_clip(images, names, captions, recipe=recipe, report=report).save(partial)
+            train_clip(
+                images, names, captions, recipe=recipe, report=report, state=state_of(folder)
+            ).save(partial)
 
     if folder.is_dir():
         yield lambda: None

@@ -55,7 +55,10 @@ def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(trained, t
     assert "ignored beside 40 images: 1 .heic, 1 loose files; images are PNG," in err
     facts = json.loads(out)
     assert set(facts["seconds"]) == {"autoencoder", "denoiser", "CLIP"}
-    assert 0 <= facts["generated"] <= 1 and facts["real"] == 1  # zeros and ones are easy
+    assert set(facts["quality"]) == {"one", "zero"}
+    for each in facts["quality"].values():
+        assert 0 <= each["generated"] <= 1 and each["real"] == 1  # zeros and ones are easy
+        assert 0 <= each["real_distance"] < each["distance"]  # after a few steps
     plan = plan_of(
         create_root(load_settings(BuildConfig, facts["config"]), str(tmp_path / "mixed"))
     )

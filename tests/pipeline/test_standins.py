@@ -20,9 +20,14 @@ from semix.data.pace import Throttle
 from semix.data.real import ImageSplit, RealDataset
 from semix.pipeline.prompts import prompts
 from semix.pipeline.standins import Recipe, StandIns, TrainingStage, standins_digest, train_standins
-from semix.pipeline.standins.diffusion import encode, fold_standardisation, train_autoencoder
-from semix.pipeline.standins.fitting import batches, fit, load_images, seeded
-from semix.pipeline.standins.recipe import Lines, recipe_for
+from semix.pipeline.standins.diffusion import (
+    encode,
+    fold_standardisation,
+    train_autoencoder,
+    train_pipeline,
+)
+from semix.pipeline.standins.fitting import Batches, fit, load_images, seeded
+from semix.pipeline.standins.recipe import Lines, Report, recipe_for
 from semix.pipeline.standins.small_clip import contrastive_loss, train_clip
 from semix.pipeline.standins.text import (
     build_tokenizer,
@@ -414,9 +419,52 @@ def test_latents_have_mean_zero_and_deviation_one():
 
 def test_batches_bring_every_index_once_a_round():
     rng = torch.Generator().manual_seed(0)
-    draw = batches(4, 6, rng=rng)
+    draw = Batches(4, 6, rng=rng)
     indices = torch.cat([next(draw), next(draw)])  # three rounds of four
     assert [sorted(chunk.tolist()) for chunk in indices.split(4)] == [[0, 1, 2, 3]] * 3
+
+
+class Cut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("train", ["autoencoder", "pipeline", "clip"])
+def test_a_training_that_is_cut_goes_on_bit_by_bit(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("semix.pipeline.standins.fitting.SECONDS_BETWEEN_STATES", 0.0)
+    names = ("cat", "dog")
+    images = load_images(make_real(names, per_class=10).train, limit=99)
+    captions = captions_of(names, HASTY.templates)
+    stage = TrainingStage(6, 4, 1e-3)
+    recipe = replace(HASTY, autoencoder=stage, denoiser=stage, clip=stage)
+
+    def trained(report: Report, state: Path | None) -> dict[str, torch.Tensor]:
+        if train == "autoencoder":
+            return train_autoencoder(images, recipe, report, state=state).state_dict()
+        if train == "clip":
+            clip = train_clip(images, names, captions, recipe=recipe, report=report, state=state)
+            return clip.model.state_dict()
+        pipeline = train_pipeline(
+            images,
+            captions,
+            vae=train_autoencoder(images, HASTY, silent),
+            tokenizer=build_tokenizer(names, captions),
+            recipe=recipe,
+            report=report,
+            state=state,
+        )
+        return {**pipeline.unet.state_dict(), **pipeline.text_encoder.state_dict()}
+
+    def cut(stage: str, done: int, total: int) -> None:
+        if done == 3:
+            raise Cut
+
+    whole, state = trained(silent, None), tmp_path / "work" / "state.safetensors"
+    with pytest.raises(Cut):
+        trained(cut, state)
+    begun: list[int] = []
+    again = trained(lambda stage, done, total: begun.append(done), state)
+    assert begun[0] == 3
+    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
 
 
 def test_a_limit_takes_the_first_images_of_every_class():
@@ -438,9 +486,9 @@ def test_fit_learns_and_leaves_the_averaged_weights():
         weights.append(line.weight.item())
         return torch.nn.functional.mse_loss(line(inputs), 3 * inputs + 1)
 
-    assert list(fit([line], loss, stage=TrainingStage(300, 1, 0.1), average_decay=0.9)) == [
-        *range(301)
-    ]
+    draw = Batches(32, 32, rng=torch.Generator())
+    stage = TrainingStage(300, 1, 0.1)
+    assert list(fit([line], loss, stage=stage, average_decay=0.9, draw=draw)) == [*range(301)]
     torch.testing.assert_close(line.weight, torch.tensor([[3.0]]), atol=0.05, rtol=0)
     torch.testing.assert_close(line.bias, torch.tensor([1.0]), atol=0.05, rtol=0)
     assert line.weight.item() not in weights
