@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
+from semix.calib.check import check_evaluation
+from semix.calib.config import EvaluationConfig, OODDataConfig
 from semix.data.errors import InputError
 from semix.data.real import class_names, load_real, may_be_mirrored
 from semix.data.splits import RealDataConfig, shared_images
@@ -205,3 +207,13 @@ def test_the_whole_of_fashion_mnist_from_debians_files(tmp_path):
     assert real.class_names[-1] == "Ankle boot" and real.test.targets[0] == 9
     splits = {"train": real.train, "validation": real.validation, "test": real.test}
     assert not shared_images({name: [split.images()] for name, split in splits.items()})
+
+
+def test_one_can_be_an_ood_set(tmp_path, monkeypatch):
+    writers(monkeypatch)["SVHN"](tmp_path)
+    ood = OODDataConfig(name="torchvision", dataset="SVHN", path=str(tmp_path), test_per_class=2)
+    evaluation = EvaluationConfig(ood={"svhn": ood})
+    check_evaluation(evaluation, ("cat", "dog"), image_size=32)
+    assert len(load_real(evaluation.ood["svhn"]).test) == 2 * CLASSES
+    with pytest.raises(InputError, match=r"evaluation\.ood"):
+        check_evaluation(evaluation, ("cat", "2"), image_size=32)
