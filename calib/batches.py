@@ -14,9 +14,11 @@ from torch.nn import functional
 from semix.calib.config import (
     MIN_IMAGES_PER_PROCESS,
     AugmentConfig,
+    MixedConfig,
     TrainConfig,
     check_accumulation,
 )
+from semix.calib.controls import ControlledDraws
 from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ImageSource, InMemoryImages
 from semix.data.dataset import MixedDataset
@@ -96,7 +98,7 @@ class Batches:
         batch_size: int,
         augment: AugmentConfig,
         device: torch.device,
-        mixed: MixedDataset | None = None,
+        mixed: MixedDataset | ControlledDraws | None = None,
         class_matched: bool = True,
         per_real: float = 2.0,
         process: int = 0,
@@ -256,12 +258,20 @@ def base_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerat
         batch_size=config.batch_size,
         augment=config.augment,
         device=accelerator.device,
-        mixed=data.mixed,
+        mixed=_controlled(config.mixed, data.mixed),
         class_matched=config.mixed is not None and config.mixed.class_matched,
         per_real=config.mixed.per_real if config.mixed is not None else 2.0,
         process=accelerator.process_index,
         processes=accelerator.num_processes,
     )
+
+
+def _controlled(
+    config: MixedConfig | None, mixed: MixedDataset | None
+) -> MixedDataset | ControlledDraws | None:
+    if config is None or config.control is None or mixed is None:
+        return mixed
+    return ControlledDraws(mixed, config.control)
 
 
 def head_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerator) -> Batches:

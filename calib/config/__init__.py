@@ -52,6 +52,9 @@ class OptimiserConfig(Settings):
     )
 
 
+ControlName = Literal["end_points", "interior", "shuffled_labels", "pixel_mixup"]
+
+
 class MixedConfig(Settings):
     """The mixed images beside the real ones."""
 
@@ -88,6 +91,13 @@ class MixedConfig(Settings):
         "the conditioning weights",
     )
     exclude: Exclusion | None = Field(None, description="rules for series to leave out")
+    # Not stored where it is none, so that it changes the identity of no other run.
+    control: ControlName | None = Field(
+        None,
+        description="as an ablation: only end points with hard labels, only interior images, "
+        "labels of other images, or the end points' means in pixels instead of interior images",
+        exclude_if=lambda value: value is None,
+    )
     memory_gib: float = Field(
         8.0,
         ge=0,
