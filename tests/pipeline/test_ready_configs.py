@@ -13,6 +13,7 @@ from semix.data.splits import RealDataConfig
 from semix.flows.study_builds import mixed_plans
 from semix.pipeline.checks import check_generator
 from semix.pipeline.config import BuildConfig
+from tests.data.benchmark_files import writers
 
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
 FROM_HUB = {
@@ -26,6 +27,7 @@ FROM_HUB = {
     "imagefolder-z-image-turbo.yaml",
 }
 GREY = {"study-digits.yaml"}  # with out-of-distribution images of the user
+FASHION = {"study-fashion-scarce.yaml"}
 STUDIES = [name for name in FILES if name.startswith("study-")]
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -69,13 +71,18 @@ def cifar(tmp_path):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_cell_of_a_study_can_be_trained_once_its_data_is_there(name, cifar):
-    ood_path = f"base.evaluation.ood.cifar10-grey.path={cifar}"
-    study = load_settings(StudyConfig, CONFIGS / name, [ood_path] if name in GREY else [])
+def test_every_cell_of_a_study_can_be_trained_once_its_data_is_there(
+    name, cifar, tmp_path, monkeypatch
+):
+    paths = [f"base.evaluation.ood.cifar10-grey.path={cifar}"] if name in GREY else []
+    if name in FASHION:
+        writers(monkeypatch)["FashionMNIST"](tmp_path)
+        paths.append(f"base.real.path={tmp_path}")
+    study = load_settings(StudyConfig, CONFIGS / name, paths)
     mixed_plans(study, cells_of(study))  # raises where a build is impossible
     for cell in cells_of(study):
         config = cell.config.model_copy(update={"mixed": None})
-        if config.real.name != "digits":
+        if config.real.dataset == "CIFAR10" or config.real.name == "imagefolder":
             if config.real.name == "imagefolder":
                 with pytest.raises(InputError, match=r"^real\.path = nothing: imagefolder needs"):
                     check_config(config)
