@@ -94,7 +94,11 @@ def load_imagefolder(
         _check_nonempty(root, split, names, targets, folder=folders.get(split))
         assert len(paths) == len(targets)
     return RealDataset(
-        names, *(PictureFiles(paths, config.image_size).split(targets) for paths, targets in splits)
+        names,
+        *(
+            PictureFiles(paths, config.image_size, may_skip=True).split(targets)
+            for paths, targets in splits
+        ),
     )
 
 

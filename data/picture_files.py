@@ -19,17 +19,31 @@ MAX_THREADS = 16
 
 @dataclass(frozen=True)
 class PictureFiles:
-    """Picture files, loaded as squares of `size` pixels."""
+    """Picture files, loaded as squares of `size` pixels.
+
+    Attributes:
+        may_skip: whether `real.skip_bad` can leave out those that cannot be decoded.
+    """
 
     paths: list[Path]
     size: int
+    may_skip: bool = False
 
     def split(self, targets: np.ndarray) -> ImageSplit:
         """The split with these classes, int64 [N]."""
         return ImageSplit(targets, load=self.load, content=self.content, name=self.name)
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        return np.stack([_load(self.paths[index], self.size) for index in indices])
+        return np.stack([self._load(self.paths[index]) for index in indices])
+
+    def _load(self, path: Path) -> np.ndarray:
+        try:
+            return load_square(path, self.size)
+        except OSError as error:
+            remedy = f"cannot be read ({error}); replace or remove it"
+            if error.errno is None and self.may_skip:
+                remedy += ", or leave out such images with real.skip_bad"
+            raise InputError("image", path, remedy) from None
 
     def content(self, heartbeat: Callable[[], None]) -> str:
         digests = []
@@ -40,13 +54,3 @@ class PictureFiles:
 
     def name(self, index: int) -> str:
         return str(self.paths[index])
-
-
-def _load(path: Path, size: int) -> np.ndarray:
-    try:
-        return load_square(path, size)
-    except OSError as error:
-        remedy = f"cannot be read ({error}); replace or remove it"
-        if error.errno is None:
-            remedy += ", or leave out such images with real.skip_bad"
-        raise InputError("image", path, remedy) from None
