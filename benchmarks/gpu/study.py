@@ -76,6 +76,9 @@ class OutOfTime(Exception):
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     overrides = [f"base.real.path={options.images}", *(TINY if options.size == "tiny" else ())]
+    if name := options.benchmark:
+        overrides += [f"name={name} on one GPU", "base.real.name=torchvision"]
+        overrides += [f"base.real.dataset={name}"]
     deadline = time.monotonic() + options.budget
     try:
         study = load_settings(StudyConfig, CONFIG, [*overrides, *options.set])
@@ -103,6 +106,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu study", description=__doc__)
     parser.add_argument("--images", type=Path, required=True, help="folder of train/ and test/")
+    parser.add_argument("--benchmark", default="", help="FashionMNIST, ...: below --images instead")
     parser.add_argument("--out", type=Path, required=True, help="folder of all outputs")
     parser.add_argument("--budget", type=_seconds, default="20m", help="as 20m or 540s")
     parser.add_argument("--size", choices=("h100", "tiny"), default="h100")

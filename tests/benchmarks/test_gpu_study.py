@@ -9,7 +9,9 @@ import pandas
 import pytest
 from PIL import Image
 
+from benchmarks.gpu.study import UNFINISHED, main
 from semix.data.root import Root
+from tests.data.benchmark_files import writers
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("zero", "one", "two", "three")
@@ -61,3 +63,14 @@ def test_it_stops_with_its_budget_goes_on_and_writes_every_value(pictures, tmp_p
     rows = ["CE", "LS", "FeDLaS-MbLS", *points, "CSM, chosen", "head without masks", "CE + MaC-Cal"]
     assert list(values["row"]) == rows
     assert values[["accuracy", "ece", "nll", "shift_ece"]].notna().all(axis=None)
+
+
+def test_it_takes_a_benchmark_by_name(tmp_path, monkeypatch, capsys):
+    writers(monkeypatch)["FashionMNIST"](tmp_path)
+    options = ["--images", str(tmp_path), "--benchmark", "FashionMNIST", "--budget", "0s"]
+    out = ["--out", str(tmp_path / "out"), "--device", "cpu", "--size", "tiny"]
+    assert main([*options, *out]) == UNFINISHED
+    assert "0 of 1 mixed datasets are made, 0 of 8 cells measured" in capsys.readouterr().out
+    (tmp_path / "FashionMNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    assert main([*options, *out]) == 1
+    assert "torchvision cannot read FashionMNIST there" in capsys.readouterr().err
