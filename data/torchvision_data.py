@@ -130,8 +130,8 @@ def _open(
         if len({_names(benchmark, part) for part in opened}) > 1:
             raise ValueError("its parts have other classes")
     except Exception as error:  # torchvision's readers raise any type
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[0] if lines else ''}".removesuffix(": ")
+        text = str(error).strip().partition("\n")[0].partition(". You can use download")[0]
+        reason = f"{type(error).__name__}: {text}".removesuffix(": ")
         if config.download:
             text = f"torchvision can neither read nor download {config.dataset} ({reason})"
         else:
