@@ -254,6 +254,11 @@ CLAIMS = {
     **sections(STUDIES / "README.md"),
     **sections(ROOT / "README.md", "What the methods did"),
     **{line[:60]: line for line in sections(STUDIES / "which.md")["By need"].splitlines()},
+    **{
+        line[:60]: line.split("|")[3]  # the column of what was measured here
+        for line in (STUDIES / "claims.md").read_text().splitlines()
+        if line.startswith("| ")
+    },
 }
 
 
