@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from semix.calib.processes import wait_for_all
 from semix.data.errors import InputError
@@ -106,7 +105,7 @@ class StreamedImages:
         return min(default_workers(), len(chunks))
 
 
-class _ChunkDataset(Dataset[Tensor | InputError]):
+class _ChunkDataset:
     """Chunks of a split. Returns an InputError, which a DataLoader would raise as another type."""
 
     def __init__(self, split: ImageSplit) -> None:

@@ -125,7 +125,7 @@ class StudyConfig(Settings):
     standins: bool | Literal["medium", "large", "tiny"] = Field(
         False,
         description="train a small generator and a small CLIP on each split's training images, "
-        "for the builds; medium: of an hour or two on two cores; large: for a GPU; tiny: only for "
+        "for the builds; medium: of about an hour on two cores; large: for a GPU; tiny: only for "
         "trying a study in seconds",
     )
 

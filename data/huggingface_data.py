@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,14 +125,14 @@ class _Stored:
     size: int
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        return np.stack([self._square(int(index)) for index in indices])
+        stored = self.rows[indices.tolist()][self.column]  # one access for all
+        return np.stack([self._square(*each) for each in zip(indices, stored, strict=True)])
 
-    def _square(self, index: int) -> np.ndarray:
-        row = self.rows[index][self.column]
+    def _square(self, index: int, image: Mapping[str, Any]) -> np.ndarray:
         try:
-            if row["bytes"] is None:
-                return load_square(Path(row["path"]), self.size)
-            return decode_square(row["bytes"], self.size)
+            if image["bytes"] is None:
+                return load_square(Path(image["path"]), self.size)
+            return decode_square(image["bytes"], self.size)
         except OSError as error:
             raise InputError("image", self.name(index), f"cannot be read ({error})") from None
 

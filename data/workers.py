@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterable
 from multiprocessing.util import Finalize
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -13,16 +13,23 @@ from semix.data.machine import cores
 
 MAX_WORKERS = 16
 Result = TypeVar("Result")
+Item = TypeVar("Item", covariant=True)
+
+
+class Items(Protocol[Item]):
+    """Items by their keys."""
+
+    def __getitem__(self, key: Any, /) -> Item: ...
 
 
 def by_workers(
-    dataset: Dataset[Result],
+    items: Items[Result],
     keys: Iterable[Any],
     *,
     workers: int,
     pinned: bool = False,
 ) -> "DataLoader[Result]":
-    """The items of a data set for these keys, in order, computed ahead by processes.
+    """The items of these keys, in order, computed ahead by processes.
 
     Args:
         keys: each is taken when it is due, so there may be any number of them.
@@ -30,7 +37,7 @@ def by_workers(
         pinned: whether to put tensors into pinned memory, for asynchronous copies to a GPU.
     """
     return DataLoader(
-        dataset,
+        cast(Dataset[Result], items),  # all that it uses of one is this method
         batch_size=None,
         sampler=keys,
         num_workers=workers,

@@ -83,7 +83,7 @@ def predict(
     first = next(chunks, [])
     workers = default_workers() if len(first) == BATCH else 0  # which take longer to start
     keys, chunks = tee(chain([first], chunks) if first else chunks)
-    squares = by_workers(Squares(classifier.image_size), keys, workers=workers)  # type: ignore
+    squares = by_workers(Squares(classifier.image_size), keys, workers=workers)
     done = bad = 0
     for paths, (images, reasons) in zip(chunks, squares, strict=True):
         write(_rows(classifier, paths, images, reasons, columns))

@@ -8,13 +8,13 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from semix.data.fingerprint import hashed_seed
-from semix.data.splits import ImageSplit, RealDataset
+from semix.data.splits import ImageSplit, RealDataset, stratified_split
 from semix.pipeline.clip import ClipEncoder
 from semix.pipeline.config import EncoderConfig, GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise import initial_noise
 
-MAX_REAL = 4000  # maximum training images of the classifier, and maximum test images
+REAL = 4000  # training images of the classifier, and test images, over all classes
 MAX_GENERATED, MIN_PER_CLASS = 500, 5  # generated images
 BATCH = 64
 
@@ -40,11 +40,11 @@ def end_point_quality(
     generator: GeneratorConfig, clip: EncoderConfig, real: RealDataset
 ) -> dict[str, ClassQuality]:
     """The quality of generated images of single classes, by class."""
-    images, targets = _some(real.train, MAX_REAL, seed=0)
+    images, targets = _some(real.train)
     judge = SVC().fit(_flat(images), targets)
     encoder = ClipEncoder(clip, device="cpu")
     features = encoder.encode(torch.from_numpy(images))
-    tests, test_targets = _some(real.test, MAX_REAL, seed=0)
+    tests, test_targets = _some(real.test)
     per_class = max(MIN_PER_CLASS, MAX_GENERATED // len(real.class_names))
     pictures = _generated(generator, real, per_class=per_class)
     quality = {}
@@ -71,8 +71,10 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     return float((means[0] - means[1]).square().sum() + spread.clamp(min=0))
 
 
-def _some(split: ImageSplit, limit: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = np.random.default_rng(seed).permutation(len(split))[:limit]
+def _some(split: ImageSplit) -> tuple[np.ndarray, np.ndarray]:
+    """Images and targets, as many of each class, so that a rare one is there, too."""
+    per_class = max(MIN_PER_CLASS, REAL // len(np.unique(split.targets)))
+    rows, _, _ = stratified_split(split.targets, (per_class, 0), seed=0)
     return split.images(rows), split.targets[rows]
 
 

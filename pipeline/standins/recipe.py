@@ -82,9 +82,9 @@ def recipe_for(*, num_images: int, image_size: int) -> Recipe:
 
 
 def medium_recipe(*, image_size: int) -> Recipe:
-    """A recipe for tens of thousands of images of 32 x 32, an hour or two on two cores.
+    """A recipe for tens of thousands of images of 32 x 32.
 
-    By the rates of its first steps; it has not been run to its end yet.
+    About an hour on two cores by the rates of its first steps; it has not been run to its end yet.
     A training that is interrupted goes on where it was five minutes earlier or less.
     """
     large = image_size >= 64

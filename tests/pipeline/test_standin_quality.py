@@ -5,7 +5,8 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from semix.pipeline.standins.quality import frechet_distance
+from semix.data.splits import ImageSplit
+from semix.pipeline.standins.quality import MIN_PER_CLASS, REAL, _some, frechet_distance
 
 
 def test_it_is_the_formula_of_heusel_et_al():
@@ -23,3 +24,11 @@ def test_features_are_at_no_distance_from_themselves_even_if_they_are_few():
     features = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     assert frechet_distance(features, features) == pytest.approx(0, abs=1e-5)
     assert frechet_distance(features, features + 1) == pytest.approx(64, rel=1e-5)
+
+
+def test_a_rare_class_is_among_the_images_that_are_looked_at():
+    targets = np.repeat([0, 1, 2], [REAL * 3, 1, MIN_PER_CLASS])
+    split = ImageSplit(targets, load=lambda rows: rows, content=lambda _: "")
+    images, found = _some(split)
+    assert np.bincount(found).tolist() == [REAL // 3, 1, MIN_PER_CLASS]
+    assert np.array_equal(targets[images], found)
