@@ -97,10 +97,8 @@ class TrainingData:
     @cached_property
     def record(self) -> DataRecord:
         """The content of `data.json`: class names, and digests of all data that the run reads."""
-        digests = {split: getattr(self.real, split).digest for split in SPLITS}
         names = list(self.real.class_names)
-        real = fingerprint({"class_names": names, **digests})
-        record: DataRecord = {"real": real, "class_names": names, "mixed": None}
+        record: DataRecord = {"real": real_digest(self.real), "class_names": names, "mixed": None}
         if self.mixed is not None:
             exclude = self.mixed.exclude
             record["mixed"] = {
@@ -116,6 +114,12 @@ class TrainingData:
         if self.weights_digest is not None:
             record["weights"] = self.weights_digest
         return record
+
+
+def real_digest(real: RealDataset) -> str:
+    """Digest of the class names, images and targets of all splits."""
+    digests = {split: getattr(real, split).digest for split in SPLITS}
+    return fingerprint({"class_names": list(real.class_names), **digests})
 
 
 def open_data(

@@ -279,8 +279,13 @@ def pin_data(data: DataRecord, run: Path) -> None:
 
 def pinned_index(run: Path) -> str | None:
     """The mixed dataset's index that this run began with, so that it ignores newer ones."""
-    mixed = read_data(run)["mixed"] if (run / DATA).is_file() and _has_begun_seeds(run) else None
-    return None if mixed is None else mixed["index"]
+    data = begun_data(run)
+    return None if data is None or data["mixed"] is None else data["mixed"]["index"]
+
+
+def begun_data(run: Path) -> DataRecord | None:
+    """The data that the run's seeds began with; None if none has begun."""
+    return read_data(run) if (run / DATA).is_file() and _has_begun_seeds(run) else None
 
 
 def is_measured(config: TrainConfig, run: Path) -> bool:

@@ -10,12 +10,14 @@ from semix.calib.run_folder import (
     DATA,
     MODEL,
     DataRecord,
+    begun_data,
     pin_data,
     read_data,
     run_digest,
     seed_folder,
 )
 from semix.calib.study import Cell
+from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.fingerprint import fingerprint
 from semix.data.settings import load_settings
@@ -37,6 +39,25 @@ class Job:
     runs: tuple[str, ...]
     seeds: tuple[int, ...]
     shares_runs: bool = False
+
+
+def check_same_images(todo: Sequence[Cell], cells: Sequence[Cell], out: Path) -> None:
+    """Refuse to train further cells on real images that have changed since others began.
+
+    Raises:
+        InputError: names the data.json of a run that began with other images.
+    """
+    from semix.calib.real_data import real_digest  # imports torch
+    from semix.data.real import load_real
+
+    for settings in dict.fromkeys(cell.config.real for cell in todo):
+        runs = [cell.run(out) for cell in cells if cell.config.real == settings]
+        begun = {run: data["real"] for run in runs if (data := begun_data(run)) is not None}
+        digest = real_digest(load_real(settings)) if begun else None
+        for run, other in begun.items():
+            if other != digest:
+                remedy = "is not the digest of the images now; restore them or name a fresh folder"
+                raise InputError(f"{run / DATA} real", other, remedy)
 
 
 def plan_jobs(cells: Sequence[Cell], *, slots: int) -> list[Job]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from semix.calib.run_folder import CONFIG, check_same_config, claim_run, is_measured, is_run
 from semix.calib.study import Cell, StudyConfig, cells_of, check_cells, select_cells
+from semix.calib.study_jobs import check_same_images
 from semix.calib.study_tables import STUDY_JSON, write_study
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
@@ -129,6 +130,7 @@ def prepare_study(
     check_writable("out", out)
     mixed = mixed_plans(settings, cells)
     check_cells(todo)
+    check_same_images(todo, cells, out)
     if todo:
         visible_gpus()  # raises if the driver does not work
     store.check_writable()

@@ -11,13 +11,15 @@ from queue import SimpleQueue
 
 import pandas
 import pytest
+from PIL import Image
 from prefect import flow
 from prefect.client.orchestration import get_client
 from safetensors import SafetensorError
 
-from semix.calib.run_folder import claim_run
+from semix.calib.real_data import open_data
+from semix.calib.run_folder import claim_run, pin_data
 from semix.calib.study import StudyConfig, cells_of
-from semix.calib.study_jobs import Job, failure_of
+from semix.calib.study_jobs import Job, check_same_images, failure_of
 from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.data.settings import load_settings
@@ -300,6 +302,29 @@ def test_a_cell_of_other_settings_is_refused_though_others_are_chosen(config, tm
     (claim_run(other_settings, ce.run(out)).parent / "seed-3").mkdir()
     with pytest.raises(InputError, match=r"digits/ce: was begun with other settings \(epochs: 1"):
         study(config, out, only=["*/mac"])
+    assert not (out / "digits" / "mac").exists()
+
+
+def test_images_that_changed_since_a_study_began_are_named_before_anything_is_trained(
+    config, digits, tmp_path
+):
+    out, pictures = tmp_path / "out", tmp_path / "pictures"
+    train = digits.train
+    for number, (image, target) in enumerate(zip(train.images(), train.targets, strict=True)):
+        path = pictures / str(target) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    overrides = [f"base.real={{name: imagefolder, path: {pictures}}}"]
+    ce = next(
+        c for c in cells_of(load_settings(StudyConfig, config, overrides)) if c.method == "ce"
+    )
+    claim_run(ce.config, ce.run(out))
+    pin_data(open_data(ce.config).record, ce.run(out))
+    (ce.run(out) / "seed-3").mkdir()
+    check_same_images([ce], [ce], out)
+    path.unlink()
+    with pytest.raises(InputError, match=r"ce/data\.json real = \w+: is not the digest of the im"):
+        study(config, out, overrides=overrides, only=["*/mac"])
     assert not (out / "digits" / "mac").exists()
 
 
