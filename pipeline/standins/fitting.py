@@ -181,6 +181,7 @@ class _Training:
 
 
 def autocast(device: torch.device) -> torch.autocast:
+    """bfloat16 on a GPU; on a CPU that has it, the denoiser was as fast in float32, CLIP faster."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
