@@ -26,8 +26,8 @@ FROM_HUB = {
     "imagefolder-flux2-klein.yaml",
     "imagefolder-z-image-turbo.yaml",
 }
-GREY = {"study-digits.yaml"}  # with out-of-distribution images of the user
-FASHION = {"study-fashion-scarce.yaml"}
+GREY = {"study-digits.yaml", "study-fashion.yaml"}  # with out-of-distribution images of the user
+FASHION = {"study-fashion.yaml", "study-fashion-scarce.yaml"}
 STUDIES = [name for name in FILES if name.startswith("study-")]
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
