@@ -84,6 +84,7 @@ class Batches:
         batch_size: real images per step, over all processes; a smaller training set is one batch.
         mixed: dataset to draw mixed images from; None draws none.
         per_real: mixed images per real image; CSM has 2.
+        sampled_labels: sample a class from the label of each mixed image, as a hard label.
         process, processes: index of this process, and the number of processes.
     Raises:
         InputError: the processes cannot share the batch equally, or one would get fewer than two
@@ -101,6 +102,7 @@ class Batches:
         mixed: MixedDataset | ControlledDraws | None = None,
         class_matched: bool = True,
         per_real: float = 2.0,
+        sampled_labels: bool = False,
         process: int = 0,
         processes: int = 1,
     ) -> None:
@@ -124,6 +126,7 @@ class Batches:
         self.targets = targets.cpu()  # where the order is drawn
         self.augment, self.device = augment, device
         self.mixed, self.class_matched = mixed, class_matched
+        self.sampled_labels = sampled_labels
         per_series = self.images_per_series
         self._kinds = kind_weights(local_draws * per_series, per_series).to(device)
 
@@ -188,6 +191,9 @@ class Batches:
         changes = changes.view(*position.shape, -1)[local]
         # All processes choose images for the whole step; each reads only its own.
         images, labels = self.mixed.read(group[local], position[local])
+        if self.sampled_labels:
+            uniform = torch.rand(position.shape, generator=generator)
+            labels = sample_labels(labels, uniform[local])
         return tuple(tensor.flatten(0, 1) for tensor in (changes, images, labels))
 
     def _batch(self, host: _HostBatch, images: Tensor | None) -> TrainingBatch:
@@ -207,6 +213,18 @@ class Batches:
         return TrainingBatch(
             images, targets, indices, mixed_images, labels, self._kinds, host.generator_state
         )
+
+
+def sample_labels(labels: Tensor, uniform: Tensor) -> Tensor:
+    """One class of each soft label [..., K], as a one-hot label.
+
+    Args:
+        uniform: numbers in [0, 1), [...], that decide which: the class with its probability.
+    """
+    cumulative = labels.cumsum(-1)
+    # Scaled, because rounding may leave a sum below a number that is close to 1.
+    chosen = (uniform[..., None] * cumulative[..., -1:] >= cumulative).sum(-1)
+    return functional.one_hot(chosen.clamp(max=labels.shape[-1] - 1), labels.shape[-1]).float()
 
 
 def kind_weights(total: int, count: int) -> Tensor:
@@ -261,6 +279,7 @@ def base_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerat
         mixed=_controlled(config.mixed, data.mixed),
         class_matched=config.mixed is not None and config.mixed.class_matched,
         per_real=config.mixed.per_real if config.mixed is not None else 2.0,
+        sampled_labels=config.mixed is not None and config.mixed.labels_as == "sampled",
         process=accelerator.process_index,
         processes=accelerator.num_processes,
     )

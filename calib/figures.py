@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from semix.calib.metrics import ReliabilityBins, reliability_bins
 from semix.calib.results import MethodResult
-from semix.calib.shown_measures import ACCURACY, ECE, Summary
+from semix.calib.shown_measures import ACCURACY, ECE, NLL, Summary
 from semix.data.pages import DARK, LIGHT, Theme
 from semix.data.quality import WeightCurve
 
@@ -63,6 +63,37 @@ def weight_figure(curve: WeightCurve) -> Picture:
         _set_colours(axes, theme)
 
     return _both_themes(draw, width=5.4, height=3.5)
+
+
+def rounds_picture(curves: Mapping[str, Sequence[MethodResult]]) -> Picture:
+    """Plot measures by round, one line per way of adding images; bands are deviations over seeds.
+
+    Args:
+        curves: the method of each round, from round 0 on, by the name of its line.
+    """
+    panels = [(ACCURACY, "plain"), (ECE, "plain"), (NLL, "plain"), (NLL, "scaled")]
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        for axes, (measure, kind) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+            colours = (theme.first, theme.second)
+            for (name, methods), colour in zip(curves.items(), colours, strict=True):
+                summaries = [method.summary(measure, kind) for method in methods]
+                factor = 100 if measure.percent else 1
+                means = np.array([summary.mean for summary in summaries]) * factor
+                spread = np.array([summary.sd or 0.0 for summary in summaries]) * factor
+                x = np.arange(len(methods))
+                axes.fill_between(
+                    x, means - spread, means + spread, color=colour, alpha=0.15, linewidth=0
+                )
+                axes.plot(x, means, color=colour, marker="o", markersize=4, label=name)
+            title = f"{measure.title}{' + TS' if kind == 'scaled' else ''}{measure.unit}"
+            axes.set_title(title, color=theme.ink)
+            axes.set_xlabel("round")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            _set_colours(axes, theme)
+        figure.axes[0].legend(labelcolor=theme.ink, frameon=False)
+
+    return _both_themes(draw, width=7.2, height=5.2)
 
 
 def reliability_picture(bins: ReliabilityBins) -> Picture:

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from semix.calib.figures import MIN_COUNT, Picture, pooled_bins, reliability_picture, weight_figure
+from semix.calib.figures import (
+    MIN_COUNT,
+    Picture,
+    pooled_bins,
+    reliability_picture,
+    rounds_picture,
+    weight_figure,
+)
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     MethodResult,
@@ -73,6 +80,7 @@ def write_report(
     facts: ReportFacts,
     title: str,
     compared: Sequence[ComparedNoise] = (),
+    rounds: Mapping[str, Sequence[MethodResult]] | None = None,
 ) -> None:
     """Write the HTML page, which has no script and loads no other file.
 
@@ -87,6 +95,7 @@ def write_report(
             the numbers do not show]. Of any other key, a mapping becomes a section, any other value
             a line.
         compared: mixed datasets that differ in their noise, shown side by side.
+        rounds: of a loop, the method of each round by how its images were added.
     Raises:
         InputError: a run is not evaluated, its logits are missing, two runs have the same name, or
             the mixed dataset cannot be read.
@@ -111,6 +120,7 @@ def write_report(
         mixed=None if dataset is None else _mixed_section(dataset),
         agreement=agreement,
         noises=noise_rows(compared),
+        rounds=None if rounds is None else rounds_picture(rounds),
         facts=provenance(runs, facts),
         bins=methods[0].bins,
         few=MIN_COUNT,

@@ -219,6 +219,10 @@ def _open_mixed(
         mixed_names, real_names = (", ".join(dataset.class_names) for dataset in (mixed, real))
         remedy = f"its classes are {mixed_names}; the real data's are {real_names}"
         raise InputError("mixed.url", config.url, remedy)
+    if config.choose is not None:
+        from semix.calib.series_choice import choose_series  # networks, which import this module
+
+        mixed.draw_only(choose_series(mixed, config.choose, image_size=side))
     if config.class_matched:
         try:
             mixed.check_groups_exist(torch.from_numpy(real.train.targets))

@@ -139,7 +139,7 @@ def write_lineage(data: TrainingData, run: Path) -> None:
     if data.mixed is None or path.is_file():
         return
     pinned = PinnedRoot(Root(data.mixed.url), index=data.mixed.index_name)
-    write_json(path, read_shards(pinned.root.plan, pinned.pinned, url=data.mixed.url))
+    write_json(path, read_shards(pinned.root, pinned.pinned, url=data.mixed.url))
 
 
 def mixed_index(config: TrainConfig, run: Path) -> str | None:

@@ -46,7 +46,7 @@ def sample_series(root: Root, count: int = 10) -> list[int]:
     groups = np.concatenate([np.asarray(root.layout.groups_of(shard)) for shard in shards])
     read: set[int] = set()
     while True:  # until all chosen series are in their shards
-        chosen = groups[spread_over_sets(groups % root.plan.num_pairs, count)]
+        chosen = groups[spread_over_sets(groups % root.stored_plan.num_pairs, count)]
         unread = {root.layout.shard_of(group) for group in chosen.tolist()} - read
         if not unread:
             return sorted(chosen.tolist())

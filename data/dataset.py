@@ -103,6 +103,7 @@ class MixedDataset(Dataset[Sample]):
             )
         if rule == "mixing_ratio":
             self.soft_labels = by_ratio(self.mixtures, self.classes, num_classes=self.num_classes)
+        self._drawn = torch.arange(len(self))
         self._class_index = ClassIndex(self.classes, self.num_classes)
         numbers = self.numbers.numpy()
         stored_images = open_images(
@@ -240,10 +241,17 @@ class MixedDataset(Dataset[Sample]):
         if class_matched:
             group, target = self._draw_groups(targets, rng), targets
         else:
-            group = torch.randint(len(self), targets.shape, generator=rng)
+            group = self._drawn[torch.randint(len(self._drawn), targets.shape, generator=rng)]
             side = torch.randint(self.classes.shape[1], group.shape, generator=rng)
             target = self.classes[group, side]
         return group[:, None], end_and_inner(self.soft_labels, group, target, rng=rng, count=count)
+
+    def draw_only(self, series: Tensor) -> None:
+        """Draw from these series alone, int64 [n], ascending; all can still be read."""
+        self._drawn = series
+        self._class_index = ClassIndex(self.classes[series], self.num_classes)
+        self._class_index.groups = series[self._class_index.groups]
+        self.series_digest = fingerprint([self.digest, self.numbers[series].tolist()])
 
     def check_groups_exist(self, targets: Tensor) -> None:
         """Raises InputError if there is no series to draw for one of these classes, int64 [B]."""

@@ -48,12 +48,14 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]  # fits int64
 Group = Annotated[int, Field(ge=0, lt=MAX_GROUPS)]
 Number = Annotated[int, Field(ge=0, lt=MAX_SHARDS)]  # of a shard
 ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
+SeriesCount = Annotated[int, Field(ge=1, le=MAX_GROUPS)]
 Fraction = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
 Text = Annotated[str, Field(max_length=1000)]
 Digest = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MaybeSha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 FreeForm = dict[str, Any]  # checked by the code that reads it
+PairWeighting = Literal["confusion", "calibration"]  # by what a run says of real images
 ImageFormat = Literal["webp", "png", "jpg"]  # of stored images; their extensions
 ShardStage = Literal["noise", "generate", "encode", "annotate", "write", "stall"]
 STAGES: tuple[ShardStage, ...] = get_args(ShardStage)
@@ -149,6 +151,38 @@ class BakedFrom(TypedDict):
     labels: Sha256 | None
 
 
+class SeriesByRun(Strict):
+    """The series per pair that the classifiers of a training run determined.
+
+    Attributes:
+        run: its folder; digest: of its settings and data; by: how it weights pairs.
+        images: number of real images, set aside from its training, that it judged.
+        series: first class, second class and number of series, of each pair that has any.
+    """
+
+    run: Text
+    digest: Digest
+    by: PairWeighting
+    images: Count
+    series: list[tuple[ClassIndex, ClassIndex, SeriesCount]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        pairs = [(first, second) for first, second, _ in self.series]
+        if not all(first < second for first, second in pairs):
+            raise ValueError("series: the classes of a pair do not ascend")
+        if not all(pair < following for pair, following in pairwise(pairs)):
+            raise ValueError("series: pairs do not ascend")
+        return self
+
+    def check(self, groups: int, classes: int) -> None:
+        """Raise ValueError unless these are so many series of so many classes."""
+        if sum(count for _, _, count in self.series) != groups:
+            raise ValueError(f"by_run: the series of all pairs are not {groups}")
+        if any(second >= classes for _, second, _ in self.series):
+            raise ValueError(f"by_run: a pair is not of the {classes} classes")
+
+
 class Plan(BaseModel):
     """`plan.json`, written once: the values that readers need, and the config of the build.
 
@@ -159,6 +193,7 @@ class Plan(BaseModel):
         normalize: whether labels come from features of unit length.
         pairs: the pairs of classes that were drawn by similarity, ascending; None if the pairs
             follow from the config.
+        by_run: the series per pair that a run determined; None if the config says how many.
         config: all settings, which have their own model.
         baked_from: plan and label set of a root whose labels were baked in.
     """
@@ -178,6 +213,7 @@ class Plan(BaseModel):
     classes_per_group: int = Field(ge=2, le=MAX_MIXED)
     normalize: bool
     pairs: list[tuple[ClassIndex, ClassIndex]] | None = None
+    by_run: SeriesByRun | None = None
     config: FreeForm
     models: ModelIdentities
     versions: dict[Text, Text] = Field({})
@@ -195,6 +231,8 @@ class Plan(BaseModel):
             raise ValueError(f"pairs: one does not ascend, or is not of the {classes} classes")
         if not all(pair < following for pair, following in pairwise(pairs)):
             raise ValueError("pairs do not ascend")
+        if self.by_run is not None:
+            self.by_run.check(self.num_groups, classes)
         return self
 
     @classmethod
@@ -221,9 +259,15 @@ def _another_version(libraries: Any) -> str:
 
 
 class Extension(StoredFile):
-    """`extensions/N.json`: groups that were added after the last."""
+    """`extensions/N.json`: groups that were added after the last.
+
+    Attributes:
+        groups_per_pair: series of every pair so far, without those that runs determined.
+        by_run: the series that it adds to each pair, if a run determined them.
+    """
 
     WHAT = "extension"
+    MAX_BYTES = 64 * MIB  # enough for all pairs of a thousand classes
 
     plan: Digest
     groups_per_pair: int = Field(ge=1)
@@ -231,6 +275,7 @@ class Extension(StoredFile):
     first_shard: Number
     groups: int = Field(ge=1, le=MAX_GROUPS)
     shards: int = Field(ge=1, le=MAX_SHARDS)
+    by_run: SeriesByRun | None = None
 
 
 class LeftOut(Strict):

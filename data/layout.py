@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from semix.data.errors import InputError, TooLarge
-from semix.data.formats import EXTENSIONS, Extension, Plan
+from semix.data.formats import EXTENSIONS, Extension, Plan, SeriesByRun
 from semix.data.store import Store
 
 NAME = re.compile(rf"{EXTENSIONS}/(\d{{1,9}})\.json")
@@ -57,7 +57,7 @@ class Layout:
         """The groups in a shard. Raises IndexError."""
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard}: the plan has {self.num_shards}")
-        segment = self._at([s.first_shard for s in self.segments], shard)
+        segment = self.segments[bisect_right([s.first_shard for s in self.segments], shard) - 1]
         start = segment.first_group + (shard - segment.first_shard) * self.size
         return range(start, min(start + self.size, segment.last_group + 1))
 
@@ -65,11 +65,13 @@ class Layout:
         """The shard that a group is in. Raises IndexError."""
         if not 0 <= group < self.num_groups:
             raise IndexError(f"group {group}: the plan has {self.num_groups}")
-        segment = self._at([s.first_group for s in self.segments], group)
-        return segment.first_shard + (group - segment.first_group) // self.size
+        number, offset = self.position_of(group)
+        return self.segments[number].first_shard + offset // self.size
 
-    def _at(self, starts: Sequence[int], number: int) -> Segment:
-        return self.segments[bisect_right(starts, number) - 1]
+    def position_of(self, group: int) -> tuple[int, int]:
+        """The number of the segment that a group is in, and the group's offset there."""
+        number = bisect_right([s.first_group for s in self.segments], group) - 1
+        return number, group - self.segments[number].first_group
 
 
 def layout(groups: int, size: int, extensions: Sequence[Extension] = ()) -> Layout:
@@ -88,9 +90,20 @@ def segment_of(extension: Extension) -> Segment:
     return Segment(*start, extension.groups, extension.shards)
 
 
-def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) -> Extension:
-    """The extension that adds series up to `groups_per_pair` per pair."""
-    groups = groups_per_pair * pairs - before.num_groups
+def next_extension(
+    plan: str,
+    before: Layout,
+    groups: int,
+    *,
+    groups_per_pair: int,
+    by_run: SeriesByRun | None = None,
+) -> Extension:
+    """The extension that adds this number of series.
+
+    Args:
+        groups_per_pair: series of every pair after it, without those that a run determined.
+        by_run: the series of each pair, if a run determined them.
+    """
     return Extension(
         plan=plan,
         groups_per_pair=groups_per_pair,
@@ -98,6 +111,7 @@ def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) 
         first_shard=before.num_shards,
         groups=groups,
         shards=-(-groups // before.size),
+        by_run=by_run,
     )
 
 
@@ -142,3 +156,5 @@ def _check_continues(extension: Extension, plan: Plan, before: Layout) -> None:
     if segment != expected:
         differing = {k: v for k, v in asdict(segment).items() if v != getattr(expected, k)}
         raise ValueError(f"does not continue the one before it ({', '.join(differing)})")
+    if extension.by_run is not None:
+        extension.by_run.check(extension.groups, len(plan.class_names))

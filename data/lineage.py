@@ -1,12 +1,13 @@
 """Lineage of shards: their plan, the models that made them, and their hashes."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from semix.data.fingerprint import fingerprint
 from semix.data.formats import BakedFrom, Plan
 from semix.data.index import Index
 from semix.data.ranges import format_ranges
+from semix.data.root import Root, Round
 
 DIGITS = 12  # of a digest in a text
 
@@ -31,12 +32,14 @@ class Lineage(Source):
         index: the index that pins them.
         prototypes: SHA-256 of the prototypes that the labels were made with.
         shards: number and SHA-256 of each shard, all made before the run.
+        rounds: which shards were planned together, and how; missing where all were planned at once.
     """
 
     url: str
     index: str
     prototypes: str
     shards: list[tuple[int, str]]
+    rounds: NotRequired[list[Round]]
 
 
 def source(plan: Plan) -> Source:
@@ -45,11 +48,18 @@ def source(plan: Plan) -> Source:
     return {"plan": plan.digest, "models": models, "baked_from": plan.baked_from}
 
 
-def read_shards(plan: Plan, index: Index, *, url: str) -> Lineage:
+def read_shards(root: Root, index: Index, *, url: str) -> Lineage:
     """The lineage of the shards that an index pins."""
-    shards = [(shard.shard, shard.sha256) for shard in index.shards]
-    pinned = {"index": index.name, "prototypes": index.prototypes, "shards": shards}
-    return Lineage(**source(plan), url=url, **pinned)  # type: ignore[typeddict-item]
+    lineage = Lineage(
+        **source(root.plan),
+        url=url,
+        index=index.name,
+        prototypes=index.prototypes,
+        shards=[(shard.shard, shard.sha256) for shard in index.shards],
+    )
+    if rounds := root.rounds():
+        lineage["rounds"] = rounds
+    return lineage
 
 
 def made_and_reused(before: Collection[int], after: Collection[int]) -> dict[str, str]:

@@ -46,10 +46,24 @@ def load_real(
         dataset = load_hub_dataset(config)
     else:
         dataset = load_imagefolder(config, heartbeat=heartbeat)
-    per_class = config.test_per_class
-    if per_class is None:
-        return dataset
-    return replace(dataset, test=_test_split(dataset, per_class, seed=config.split_seed))
+    if config.test_per_class is not None:
+        test = _test_split(dataset, config.test_per_class, seed=config.split_seed)
+        dataset = replace(dataset, test=test)
+    if config.set_aside_per_class is not None:
+        dataset = _set_aside(dataset, config.set_aside_per_class, seed=config.split_seed)
+    return dataset
+
+
+def _set_aside(real: RealDataset, per_class: int, *, seed: int) -> RealDataset:
+    """Move `per_class` training images of each class to `set_aside`."""
+    targets = real.train.targets
+    counts = np.bincount(targets, minlength=len(real.class_names))
+    if counts.min() <= per_class:
+        rarest, fewest = real.class_names[int(counts.argmin())], int(counts.min())
+        remedy = f"class {rarest!r} has {fewest} training images; choose fewer than {fewest}"
+        raise InputError("real.set_aside_per_class", per_class, remedy)
+    moved, _, kept = stratified_split(targets, (per_class, 0), seed=seed)
+    return replace(real, train=real.train.subset(kept), set_aside=real.train.subset(moved))
 
 
 def _test_split(real: RealDataset, per_class: int, *, seed: int) -> ImageSplit:

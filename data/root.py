@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -72,6 +72,21 @@ class RecordTotals:
     left_out: int
     seconds: float
     stages: dict[str, float]
+
+
+class Round(TypedDict):
+    """Series that were planned together.
+
+    Attributes:
+        shards: their range, as `0-11`.
+        by: how they are distributed over pairs: even, or the measure and the run.
+        digest: of the run's settings and data; empty if even.
+    """
+
+    series: int
+    shards: str
+    by: str
+    digest: str
 
 
 class DamagedShards(InputError):
@@ -241,7 +256,23 @@ class Root:
 
     def status(self) -> dict[str, Any]:
         """The counts that `semix status` shows."""
-        return {"url": self.url, "plan": self.plan.digest, **asdict(self.progress())}
+        state = {"url": self.url, "plan": self.plan.digest, **asdict(self.progress())}
+        return state | ({"rounds": rounds} if (rounds := self.rounds()) else {})
+
+    def rounds(self) -> list[Round]:
+        """The series that were planned at first, then those of each extension; [] without any."""
+        by_runs = [self.stored_plan.by_run, *(extension.by_run for extension in self.extensions)]
+        if not any(by_runs) and not self.extensions:
+            return []
+        return [
+            Round(
+                series=segment.groups,
+                shards=f"{segment.first_shard}-{segment.last_shard}",
+                by=f"{by_run.by}, {by_run.run}" if by_run else "even",
+                digest=by_run.digest if by_run else "",
+            )
+            for segment, by_run in zip(self.layout.segments, by_runs, strict=True)
+        ]
 
     def write_index(self) -> str:
         """Pin the committed shards as `index/N.json`; returns the newest index if it is equal.

@@ -80,6 +80,13 @@ class RealDataConfig(Settings):
     test_per_class: int | None = Field(
         None, ge=1, description="test images per class, always the same ones; none: all"
     )
+    set_aside_per_class: int | None = Field(
+        None,
+        ge=1,
+        description="of the training images of each class, how many are not trained on, so that "
+        "pairs of classes can be chosen by what a classifier says of them",
+        exclude_if=_is_none,
+    )
     split_seed: int = Field(0, ge=0, description="seed of the stratified splits")
     allow_overlap: int = Field(
         0, ge=0, description="validation and test images that may also be in an earlier split"
@@ -198,6 +205,8 @@ def in_grey(split: ImageSplit) -> ImageSplit:
 class RealDataset:
     """The splits of one dataset; class k of every split is `class_names[k]`.
 
+    Attributes:
+        set_aside: images that would be training images; None if none were set aside.
     Raises:
         InputError: a target that is not a class.
     """
@@ -206,6 +215,7 @@ class RealDataset:
     train: ImageSplit
     validation: ImageSplit
     test: ImageSplit
+    set_aside: ImageSplit | None = None
 
     def __post_init__(self) -> None:
         for name in SPLITS:

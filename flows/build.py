@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from semix.data.errors import InputError
+from semix.data.formats import PairWeighting
 from semix.data.layout import segment_of
 from semix.data.ranges import format_ranges
 from semix.data.root import Root
@@ -27,19 +29,20 @@ from semix.flows.build_steps import (
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
 from semix.flows.costs import DEFAULT_SHARE, check_rates, costs
+from semix.flows.series_by_run import series_of_config, share_by_run, start_build
 from semix.flows.slots import SlotSettings, check_gpu, check_slots, prepare_workers
-from semix.pipeline.config import BuildConfig, hard_label_notes
+from semix.pipeline.config import EVEN_SHARE, BuildConfig, hard_label_notes
 from semix.pipeline.plan import Build, build_of, check_overrides
 from semix.pipeline.prototypes import stored_scale
 from semix.pipeline.root import (
     build_to_continue,
     checked_plan,
-    create_build,
     extend_root,
+    extend_root_by_run,
     running_on,
 )
 
-__all__ = ["BuildFailed", "build", "check", "extend", "extend_to", "resume"]
+__all__ = ["BuildFailed", "build", "check", "extend", "extend_by_run", "extend_to", "resume"]
 
 log = logging.getLogger("semix.build")
 
@@ -71,7 +74,7 @@ def build(
     config_source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
     config_values = load_config(BuildConfig, config_source, overrides)
-    opened = create_build(config_values, out, device=settings.flow_device)
+    opened = start_build(config_values, out, device=settings.flow_device)
     # The flow reads the settings of a BuildConfig from plan.json.
     path = "" if isinstance(config, BuildConfig) else whole_path(config)
     used_overrides = overrides if path else opened.overrides
@@ -166,6 +169,40 @@ def extend(
         BuildFailed: as for `build`; the extension stays, and `semix resume` goes on.
     """
     root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
+    return _make_extension(root, slots)
+
+
+def extend_by_run(
+    root: Root | str,
+    run: str | Path,
+    series: int,
+    *,
+    by: PairWeighting = "confusion",
+    even: float = EVEN_SHARE,
+    slots: SlotSettings | int | None = None,
+) -> Root:
+    """Add series to a root, the more to a pair the more a run's classifiers confuse it.
+
+    Args:
+        run: folder of a finished run that set images aside: `real.set_aside_per_class`.
+        series: how many to add in all.
+        by, even: as in `mixing.pairs`.
+    Raises:
+        InputError: the run cannot be used, or the series cannot be added; nothing was added.
+        BuildFailed: as for `build`; the extension stays, and `semix resume` goes on.
+    """
+    root = Root(root) if isinstance(root, str) else root
+    if series < 1:
+        raise InputError("series", series, "give the number of series to add, at least 1")
+    if not 0 <= even <= 1:
+        raise InputError("even", even, "give a share between 0 and 1")
+    device = slots.flow_device if isinstance(slots, SlotSettings) else "auto"
+    names = root.plan.class_names
+    share = partial(share_by_run, run, series, by=by, even=even, class_names=names, device=device)
+    return _make_extension(extend_root_by_run(root, series, share), slots)
+
+
+def _make_extension(root: Root, slots: SlotSettings | int | None) -> Root:
     segment = segment_of(root.extensions[-1])
     groups, shards = (
         (segment.first_group, segment.last_group),
@@ -213,6 +250,8 @@ def check(
         plan, missing = opened.plan, len(opened.root.missing())
     else:
         plan = checked_plan(config, store)
+        if config.mixing.pairs.kind == "confused":
+            series_of_config(config, plan.class_names, device=device)  # raises if it cannot
         missing = plan.num_shards
         store.check_writable(tidy=True)
     log_notes(config)

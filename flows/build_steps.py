@@ -18,11 +18,11 @@ from semix.flows.configs import load_config
 from semix.flows.costs import check_space
 from semix.flows.failures import RunFailed, few_ranges, reasons
 from semix.flows.progress import count_display
+from semix.flows.series_by_run import start_build
 from semix.pipeline.checks import check_models, notes
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import Build, build_of, open_build
 from semix.pipeline.prototypes import prepare
-from semix.pipeline.root import create_build
 
 log = logging.getLogger("semix.build")
 
@@ -116,7 +116,7 @@ def open_or_create(out: str, config: str, overrides: Sequence[str], *, device: s
         InputError: neither root nor config, or a config that cannot be used or is another root's.
     """
     if config:
-        return create_build(load_config(BuildConfig, config, overrides), out, device=device)
+        return start_build(load_config(BuildConfig, config, overrides), out, device=device)
     return open_build(out, overrides)
 
 

@@ -44,7 +44,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         looking.show,
         looking.audit,
     ),
-    "Train": (training.train, training.evaluate, training.study, training.report),
+    "Train": (training.train, training.evaluate, training.study, training.loop, training.report),
     "Use": (using.predict, using.export_classifier),
     "Operate": (operating.doctor, operating.config, operating.gc),
 }
@@ -53,7 +53,7 @@ for panel, commands in PANELS.items():
         app.command(cls=CommandPage, rich_help_panel=panel)(command)
 
 # Commands that save their work step by step and continue it when they are given again.
-RESUMABLE = ("quickstart", "build", "resume", "extend", "relabel", "train", "study")
+RESUMABLE = ("quickstart", "build", "resume", "extend", "relabel", "train", "study", "loop")
 # Exit statuses of a command that was interrupted or terminated.
 STOP_STATUSES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 

@@ -14,7 +14,12 @@ Schema = Mapping[str, Any]
 Kinds = Mapping[str, Sequence[str]]  # by the setting that chooses a section's kind: its values
 CHOOSERS = ("method", "name")  # settings that choose the kind of their section
 
-NAMES = {"build": "a build config", "train": "a training config", "study": "a study config"}
+NAMES = {
+    "build": "a build config",
+    "train": "a training config",
+    "study": "a study config",
+    "loop": "a loop config",
+}
 TYPES = {
     "integer": "whole number",
     "number": "number",
@@ -36,9 +41,10 @@ def models() -> dict[str, type[Settings]]:
     """The settings that each command reads."""
     from semix.calib.config import TrainConfig
     from semix.calib.study import StudyConfig
+    from semix.flows.loop import LoopConfig
     from semix.pipeline.config import BuildConfig
 
-    return {"build": BuildConfig, "train": TrainConfig, "study": StudyConfig}
+    return {"build": BuildConfig, "train": TrainConfig, "study": StudyConfig, "loop": LoopConfig}
 
 
 def load_config(

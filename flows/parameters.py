@@ -89,6 +89,7 @@ AnnotationOverrides = Annotated[
     list[str], _overrides("annotation.scale=4", "Other settings are those of the root's labels.")
 ]
 TrainOverrides = Annotated[list[str], _overrides("epochs=300", OVERRIDE_NOTE)]
+LoopOverrides = Annotated[list[str], _overrides("series_per_pair=4", OVERRIDE_NOTE)]
 StudyOverrides = Annotated[list[str], _overrides("base.epochs=10", OVERRIDE_NOTE)]
 EvaluationOverrides = Annotated[
     list[str], _overrides("evaluation.bins=20", "Other settings are those of the run.")
@@ -154,6 +155,15 @@ StudyFolder = Annotated[
         "folder of the study",
         metavar="FOLDER",
         more="On the worker's machine; cells that are measured there are not run again.",
+        rules=NOT_EMPTY,
+    ),
+]
+LoopFolder = Annotated[
+    str,
+    Option(
+        "folder of the loop",
+        metavar="FOLDER",
+        more="On the worker's machine; what is built and measured there stays.",
         rules=NOT_EMPTY,
     ),
 ]
@@ -276,6 +286,14 @@ Restarts = Annotated[
         metavar="N",
         more="It continues from its checkpoint, after a pause of 10 seconds to 10 minutes.",
         rules={"ge": 0, "le": MAX_RESTARTS},
+    ),
+]
+Rounds = Annotated[
+    int,
+    Option(
+        "how often series are added and all runs trained anew",
+        metavar="N",
+        rules={"ge": 1, "le": 100},
     ),
 ]
 Trainers = Annotated[

@@ -25,7 +25,7 @@ from semix.data.label_sets import LabelSet, label_sets
 from semix.data.lineage import describe_source, source
 from semix.data.pace import Throttle, duration
 from semix.data.printable import printable_line
-from semix.data.root import RecordTotals, Root, RootProgress
+from semix.data.root import RecordTotals, Root, RootProgress, Round
 from semix.flows.prices import Price, describe_root_cost, root_cost
 from semix.flows.terminal import console, emit_facts
 from semix.pipeline.relabel import command_of
@@ -90,6 +90,8 @@ def show_root(root: Root, *, as_json: bool, full: bool, price: Price | None = No
     """Print the progress of a root, and with `full` or a price the speed from all its records."""
     counts = root.progress()
     facts = {**root.status(), "missing": counts.shards - counts.done}
+    if "rounds" in facts and not as_json:
+        facts["rounds"] = "; ".join(map(_describe_round, root.rounds()))
     if full or price is not None:
         facts |= _record_facts(counts, root.totals(), as_json=as_json, price=price)
     facts["lineage"] = source(root.plan) if as_json else describe_source(source(root.plan))
@@ -98,6 +100,11 @@ def show_root(root: Root, *, as_json: bool, full: bool, price: Price | None = No
         incomplete = incomplete_sets(root)
         facts |= {"incomplete_label_sets": incomplete} if as_json else label_set_lines(incomplete)
     emit_facts(facts, as_json=as_json)
+
+
+def _describe_round(planned: Round) -> str:
+    """`45 series in shards 0-7, even`."""
+    return f"{planned['series']} series in shards {planned['shards']}, {planned['by']}"
 
 
 def _record_facts(

@@ -17,8 +17,8 @@ from semix.data.real import load_real
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
+from semix.flows.series_by_run import start_build
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.root import create_build
 from semix.pipeline.standins import RECIPES, StandIns, train_standins
 
 MODELS = "models"  # below a study's folder
@@ -131,7 +131,7 @@ def open_mixed_root(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Pat
     config = plan.config(models)
     path = _settings_file(plan)
     values = config.model_dump(mode="json", exclude_defaults=True)
-    root = create_build(config, plan.url).root
+    root = start_build(config, plan.url).root
     write_atomically(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
     return root, path
 

@@ -94,8 +94,13 @@ def _plan(source: Root, config: BuildConfig, labels: LabelSet | None) -> Plan:
     models = written.models
     if labels is not None:
         models = {**models, "annotation": labelling_encoders(labels.record)}
-    names, similar = tuple(written.class_names), written.pairs
-    plan = BuildPlan(config, names, models=models, similar=similar)
+    plan = BuildPlan(
+        config,
+        tuple(written.class_names),
+        models=models,
+        similar=written.pairs,
+        by_run=written.by_run,
+    )
     return written.model_copy(
         update={
             "digest": plan.digest,

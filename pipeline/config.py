@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from semix.data.formats import MAX_SERIES, ImageFormat
+from semix.data.formats import MAX_SERIES, ImageFormat, PairWeighting
 from semix.data.settings import Settings
 from semix.data.splits import RealDataConfig
 
@@ -181,13 +181,17 @@ class GeneratorConfig(Settings):
         return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
 
 
+EVEN_SHARE = 0.25
+
+
 class PairsConfig(Settings):
     """Which sets of classes (pairs, unless mixing.classes is larger) are mixed."""
 
-    kind: Literal["all", "sampled", "named", "similar"] = Field(
+    kind: Literal["all", "sampled", "named", "similar", "confused"] = Field(
         "all",
         description="all; sampled: `count` drawn uniformly; named: those in `names`; similar: "
-        "`count` drawn by the similarity of their CLIP prototypes",
+        "`count` drawn by the similarity of their CLIP prototypes; confused: all, the more series "
+        "the more the classifiers of `run` confuse the two classes",
     )
     count: int | None = Field(None, ge=1, description="how many, for sampled and similar")
     names: tuple[tuple[str, ...], ...] = Field(
@@ -205,6 +209,8 @@ class PairsConfig(Settings):
             raise ValueError("`count` belongs to kind sampled or similar, and only to them")
         if bool(self.names) != (self.kind == "named"):
             raise ValueError("`names` belongs to kind named, and only to it")
+        if (self.run is not None) != (self.kind == "confused"):
+            raise ValueError("`run` belongs to kind confused, and only to it")
         return self
 
 
@@ -224,7 +230,9 @@ class MixingConfig(Settings):
         "points of each series; all keep the end points",
     )
     groups_per_pair: int = Field(
-        ge=1, description="series per unordered pair of classes, each from another noise"
+        ge=1,
+        description="series per unordered pair of classes, each from another noise; for confused "
+        "pairs their mean",
     )
     interpolation: Literal["linear", "spherical"] = Field(
         "linear", description="path between the conditionings"
@@ -255,8 +263,9 @@ class MixingConfig(Settings):
             raise ValueError("mixing 3 or more classes wants a count of alphas and `grid: random`")
         if self.alphas < self.classes:
             raise ValueError(f"`alphas` must be at least {self.classes}: each class comes pure")
-        if self.interpolation != "linear" or self.pairs.kind == "similar":
-            raise ValueError("spherical paths and similar pairs are defined for 2 classes only")
+        if self.interpolation != "linear" or self.pairs.kind in ("similar", "confused"):
+            remedy = "spherical paths, similar and confused pairs are defined for 2 classes only"
+            raise ValueError(remedy)
         return self
 
     @property
@@ -299,6 +308,22 @@ class NoiseConfig(Settings):
     )
     max_cost: float = Field(
         2.0, gt=0, description="greatest cost, as a multiple of the cost of generating"
+    )
+    run: str | None = Field(
+        None,
+        description="for confused: folder of a finished run whose `real.set_aside_per_class` "
+        "images it judges",
+    )
+    by: PairWeighting = Field(
+        "confusion",
+        description="for confused: confusion: mean probability of one class on images of the "
+        "other; calibration: confidence above accuracy between the two",
+    )
+    even: float = Field(
+        EVEN_SHARE,
+        ge=0,
+        le=1,
+        description="for confused: share of the series spread evenly over pairs",
     )
 
     @model_validator(mode="after")

@@ -1,21 +1,17 @@
 """The plan of a build: class sets, mixing weights, series and shards as functions of an index."""
 
-import hashlib
-import math
 import random
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
-from semix.data.formats import MAX_GROUPS, PLAN, Extension, spec_digest
+from semix.data.formats import MAX_GROUPS, PLAN, Extension, SeriesByRun, spec_digest
 from semix.data.layout import layout
 from semix.data.root import Root
 from semix.data.settings import load_settings
+from semix.pipeline.class_sets import ClassSets, CountedPairs, class_sets
 from semix.pipeline.config import BuildConfig, MixingConfig
 from semix.pipeline.provenance import (
     NON_IDENTITY_SETTINGS,
@@ -24,7 +20,6 @@ from semix.pipeline.provenance import (
     model_identities,
 )
 
-FEISTEL_ROUNDS = 4  # Luby and Rackoff 1988: four make a strong pseudo-random permutation
 # Exponent of the dense middle: of 8 alphas, half lie between 0.36 and 0.64.
 DENSITY = 1.5
 
@@ -73,13 +68,16 @@ class BuildPlan:
     """All groups of a build, each computed from its index; memory does not grow with the plan.
 
     Groups cycle through the sets of classes, as CSM enumerates its pairs, so group i belongs
-    to set i mod P. All pairs come in lexicographic order with c1 < c2.
+    to set i mod P, and so do the groups of each extension, counted from its first. All pairs come
+    in lexicographic order with c1 < c2. Where a run determined how many series each pair has, they
+    come in rounds: see `CountedPairs`.
 
     Args:
         names, models: class names, and identities of the models, if they are known already (a
             root records them); else the models' files are hashed when the digest is needed.
-        similar: the pairs drawn by similarity, ascending; without them, a plan of similar pairs
-            knows its sizes but not its groups, as `semix build --check` needs it.
+        similar: the pairs drawn by similarity, ascending.
+        by_run: the series per pair that a run determined. Without them and `similar`, plans that
+            need them know their sizes but not their groups, as `semix build --check` needs it.
         extensions: groups added behind the last one. They change no earlier group or shard, so the
             digest stays.
     Raises:
@@ -93,11 +91,12 @@ class BuildPlan:
         *,
         models: ModelIdentities | None = None,
         similar: Sequence[tuple[int, int]] | None = None,
+        by_run: SeriesByRun | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
         self._models = models
         self.class_names = _class_names(config) if names is None else names
-        self.similar = similar
+        self.similar, self.by_run = similar, by_run
         self.sets = class_sets(config.mixing, self.class_names) if similar is None else similar
         self.num_pairs = len(self.sets)
         groups = self.num_pairs * config.mixing.groups_per_pair
@@ -110,6 +109,11 @@ class BuildPlan:
         shards = config.shards.model_copy(update={"groups_per_shard": size})
         self.config = config = config.model_copy(update={"shards": shards})
         self.layout = layout(groups, size, extensions)
+        # The sets of the plan itself, and of each extension.
+        records = [by_run, *(extension.by_run for extension in extensions)]
+        self._sets: list[ClassSets] = [
+            CountedPairs(record.series) if record is not None else self.sets for record in records
+        ]
         self.num_groups, self.num_shards = self.layout.num_groups, self.layout.num_shards
         self.images_per_group = config.mixing.images
 
@@ -121,7 +125,9 @@ class BuildPlan:
     @cached_property
     def digest(self) -> str:
         """Fingerprint of all that decides the bytes; see `semix.pipeline.provenance.identity`."""
-        return identity(self.config, self.class_names, self.models, self.similar)
+        return identity(
+            self.config, self.class_names, self.models, similar=self.similar, by_run=self.by_run
+        )
 
     @property
     def num_images(self) -> int:
@@ -130,9 +136,10 @@ class BuildPlan:
     def group(self, index: int) -> MixGroup:
         if not 0 <= index < self.num_groups:
             raise IndexError(f"group {index}: the plan has {self.num_groups}")
-        mixing, classes = self.config.mixing, self.sets[index % self.num_pairs]
+        number, offset = self.layout.position_of(index)
+        sets, mixing = self._sets[number], self.config.mixing
         seed = group_seed(mixing.seed, index)
-        return MixGroup(index, classes, seed, mixture_points(mixing, index))
+        return MixGroup(index, sets[offset % len(sets)], seed, mixture_points(mixing, index))
 
     def shard(self, index: int) -> ShardSpec:
         groups = self.layout.groups_of(index)
@@ -193,7 +200,10 @@ def build_of(root: Root, overrides: Sequence[str] = ()) -> Build:
     except InputError as error:
         remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
         raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
-    if identity(config, stored.class_names, stored.models, stored.pairs) != stored.digest:
+    current = identity(
+        config, stored.class_names, stored.models, similar=stored.pairs, by_run=stored.by_run
+    )
+    if current != stored.digest:
         remedy = "plan.json was changed, or another version of semix wrote it; use that version"
         raise InputError(f"{root.url}/{PLAN} digest", stored.digest[:12], remedy)
     plan = BuildPlan(
@@ -201,6 +211,7 @@ def build_of(root: Root, overrides: Sequence[str] = ()) -> Build:
         tuple(stored.class_names),
         models=stored.models,
         similar=stored.pairs,
+        by_run=stored.by_run,
         extensions=root.extensions,
     )
     return Build(root, plan, tuple(overrides))
@@ -215,147 +226,6 @@ def _class_names(config: BuildConfig) -> tuple[str, ...]:
     from semix.data.real import class_names  # a root knows them, and its workers read no images
 
     return class_names(config.real)
-
-
-class ClassSets(Protocol):
-    """P ascending sets of k classes each, by rank, without listing them all."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rank: int, /) -> tuple[int, ...]: ...
-
-
-@dataclass(frozen=True)
-class AllSets:
-    """All sets of `size` classes in lexicographic order."""
-
-    classes: int
-    size: int
-
-    @property
-    def count(self) -> int:
-        """Like `len`, which raises OverflowError from 2^63 on."""
-        return math.comb(self.classes, self.size)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, rank: int) -> tuple[int, ...]:
-        return combination(rank, self.classes, self.size)
-
-
-@dataclass(frozen=True)
-class SampledSets:
-    """The first `count` sets of a seeded permutation of all: uniform, without repeats."""
-
-    count: int
-    population: AllSets
-    seed: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, rank: int) -> tuple[int, ...]:
-        return self.population[permuted(rank, self.population.count, self.seed)]
-
-
-@dataclass(frozen=True)
-class UndrawnPairs:
-    """Pairs that are drawn by similarity when a build begins; only their number is known."""
-
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, rank: int) -> tuple[int, ...]:
-        raise LookupError("similar pairs are drawn when a build begins")
-
-
-def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
-    """The sets of classes under this config.
-
-    Raises:
-        InputError: too few classes, a name that is no class, a set named twice, or more sets
-            than exist.
-    """
-    if len(names) < mixing.classes:
-        raise InputError("mixing.classes", mixing.classes, f"the data has {len(names)} classes")
-    all_sets = AllSets(len(names), mixing.classes)
-    pairs = mixing.pairs
-    if pairs.kind == "named":
-        return _named_sets(pairs.names, names, mixing.classes)
-    if pairs.count is None:
-        if all_sets.count > MAX_GROUPS:  # and `len` might overflow
-            count = f"all {all_sets.count:,} sets of {mixing.classes} of {len(names):,} classes"
-            remedy = f"is {count}; a root has at most {MAX_GROUPS:,} series: choose sampled or "
-            raise InputError("mixing.pairs.kind", pairs.kind, f"{remedy}similar, with a count")
-        return all_sets
-    if pairs.count > all_sets.count:
-        raise InputError("mixing.pairs.count", pairs.count, f"there are only {all_sets.count}")
-    if pairs.kind == "similar":
-        return UndrawnPairs(pairs.count)
-    return SampledSets(pairs.count, all_sets, mixing.seed)
-
-
-def _named_sets(
-    named_sets: Sequence[Sequence[str]], names: Sequence[str], size: int
-) -> tuple[tuple[int, ...], ...]:
-    index = {name: position for position, name in enumerate(names)}
-    sets = []
-    for members in named_sets:
-        text = ", ".join(members)
-        for name in members:
-            if name not in index:
-                remedy = f"{name!r} is no class of the data; known: {', '.join(names[:20])}"
-                raise InputError("mixing.pairs.names", text, remedy)
-        if len(set(members)) != size or len(members) != size:
-            raise InputError("mixing.pairs.names", text, f"name {size} different classes")
-        sets.append(tuple(sorted(index[name] for name in members)))
-    for classes, times in Counter(sets).items():
-        if times > 1:
-            text = ", ".join(names[k] for k in classes)
-            remedy = "is named more than once; raise mixing.groups_per_pair instead"
-            raise InputError("mixing.pairs.names", text, remedy)
-    return tuple(sets)
-
-
-def combination(rank: int, classes: int, size: int) -> tuple[int, ...]:
-    """The set at `rank` in lexicographic order among all ascending sets, without listing them.
-
-    Counted from the end and mirrored, the sets are those of the combinatorial number system:
-    the largest member m of a set of k adds comb(m, k) to its rank.
-    """
-    remainder = math.comb(classes, size) - 1 - rank
-    members = []
-    for k in range(size, 0, -1):
-        member = _largest(remainder, k, classes)
-        remainder -= math.comb(member, k)
-        members.append(classes - 1 - member)
-    return tuple(members)
-
-
-def _largest(rank: int, k: int, below: int) -> int:
-    """The largest m < `below` with comb(m, k) <= rank."""
-    return bisect_right(range(below), rank, key=lambda m: math.comb(m, k)) - 1
-
-
-def permuted(rank: int, count: int, seed: int) -> int:
-    """The image of `rank` under a seeded permutation of range(count), in constant memory.
-
-    A Feistel network permutes the next even power of two and is applied again while the number is
-    outside the range (cycle walking, Black and Rogaway 2002).
-    """
-    half = max(1, ((count - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    while True:
-        left, right = rank >> half, rank & mask
-        for round_number in range(FEISTEL_ROUNDS):
-            digest = hashlib.sha256(f"{seed}/pairs/{round_number}/{right}".encode()).digest()
-            left, right = right, left ^ (int.from_bytes(digest[:8], "big") & mask)
-        rank = left << half | right
-        if rank < count:
-            return rank
 
 
 def mixture_points(mixing: MixingConfig, group: int) -> tuple[tuple[float, ...], ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from semix.data.fingerprint import fingerprint
-from semix.data.formats import LabelSetRecord
+from semix.data.formats import LabelSetRecord, SeriesByRun
 from semix.data.installation import DISTRIBUTION
 from semix.data.machine import remembered_digest
 from semix.data.model_identity import (
@@ -55,7 +55,9 @@ def identity(
     config: BuildConfig,
     class_names: Sequence[str],
     models: ModelIdentities,
+    *,
     similar: Sequence[tuple[int, int]] | None = None,
+    by_run: SeriesByRun | None = None,
 ) -> str:
     """Fingerprint of all that decides a dataset's bytes.
 
@@ -65,8 +67,10 @@ def identity(
     Args:
         models: result of `model_identities`.
         similar: the pairs that were drawn by similarity.
+        by_run: the series per pair that a run determined.
     """
-    drawn = [] if similar is None else [[list(pair) for pair in similar]]
+    pairs = similar if by_run is None else by_run.series
+    drawn = [] if pairs is None else [[list(pair) for pair in pairs]]
     return fingerprint([identity_settings(config), contents(models), list(class_names), *drawn])
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from semix.data.errors import InputError
@@ -19,7 +19,9 @@ from semix.data.formats import (
     PROTOTYPES,
     SETS,
     SHARDS,
+    Extension,
     Plan,
+    SeriesByRun,
 )
 from semix.data.imagefolder import check_outside_images
 from semix.data.layout import next_extension, write_extension
@@ -30,9 +32,10 @@ from semix.data.root import Root
 from semix.data.settings import flat, in_words, load_settings, whole_section
 from semix.data.store import Store
 from semix.pipeline.checks import check_models, check_prompts
+from semix.pipeline.class_sets import UndrawnPairs
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.noise.cost import check_noise_cost
-from semix.pipeline.plan import Build, BuildPlan, UndrawnPairs, build_of, open_build
+from semix.pipeline.plan import Build, BuildPlan, build_of, open_build
 from semix.pipeline.prototypes import CHUNKS, drawn_pairs, measure, remove_chunks
 from semix.pipeline.provenance import (
     NON_IDENTITY_SETTINGS,
@@ -53,7 +56,17 @@ REPLACING_S = 1.0  # time that a process takes at most to replace a plan
 log = logging.getLogger("semix.build")
 
 
-def create_build(config: BuildConfig, url: str, *, device: str = "auto") -> Build:
+# The series per pair by the run that a config names, for these class names.
+SeriesSharing = Callable[[BuildConfig, Sequence[str]], SeriesByRun]
+
+
+def create_build(
+    config: BuildConfig,
+    url: str,
+    *,
+    device: str = "auto",
+    share_by_run: SeriesSharing | None = None,
+) -> Build:
     """Start the root of a build, or open it to continue.
 
     Writes plan.json if there is none, after all checks that are cheap; if the plan mixes similar
@@ -62,6 +75,7 @@ def create_build(config: BuildConfig, url: str, *, device: str = "auto") -> Buil
 
     Args:
         device: on which prototypes are measured.
+        share_by_run: called if a run determines the series per pair.
     Raises:
         InputError: bad models, classes or URL, or a root that holds another plan.
         FloatingPointError: a feature of a real image is not finite.
@@ -73,7 +87,11 @@ def create_build(config: BuildConfig, url: str, *, device: str = "auto") -> Buil
     plan = checked_plan(config, store)
     store.check_writable()
     prototypes = None
-    if isinstance(plan.sets, UndrawnPairs):
+    if config.mixing.pairs.kind == "confused":
+        assert share_by_run is not None, "`confused` needs a run's classifiers"
+        by_run = share_by_run(config, plan.class_names)
+        plan = BuildPlan(config, plan.class_names, models=plan.models, by_run=by_run)
+    elif isinstance(plan.sets, UndrawnPairs):
         prototypes = measure(
             config.annotation,
             config.real,
@@ -88,7 +106,7 @@ def create_build(config: BuildConfig, url: str, *, device: str = "auto") -> Buil
         _replace_plan(config, store, content) if store.exists(PLAN) else store.create(PLAN, content)
     )
     if not is_first:  # another process was
-        return create_build(config, url, device=device)
+        return create_build(config, url, device=device, share_by_run=share_by_run)
     if prototypes is not None:
         store.create(PROTOTYPES, prototypes)
         remove_chunks(store)
@@ -209,18 +227,50 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
     """
     plan = build_of(root).plan
     current_count = root.plan.groups_per_pair
+    if plan.by_run is not None:
+        remedy = f"a run determined the series per pair of {root.url}; extend it by a run as well"
+        raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
     if groups_per_pair <= current_count:
         remedy = f"{root.url} has {current_count} already; extending only adds, so give more"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
-    if groups_per_pair * plan.num_pairs > MAX_GROUPS:
+    groups = (groups_per_pair - current_count) * plan.num_pairs
+    _check_room(root, groups, GROUPS_PER_PAIR, groups_per_pair)
+    extension = next_extension(plan.digest, plan.layout, groups, groups_per_pair=groups_per_pair)
+    return _add_extension(root, extension, GROUPS_PER_PAIR, groups_per_pair)
+
+
+def extend_root_by_run(root: Root, series: int, share: Callable[[], SeriesByRun]) -> Root:
+    """Add this number of series, distributed over pairs by a run; return the extended root.
+
+    Args:
+        share: called after the cheap checks.
+    Raises:
+        InputError: the root does not mix pairs, too many series, or another extension came first.
+    """
+    plan = build_of(root).plan
+    if (classes := plan.config.mixing.classes) != 2:
+        remedy = f"{root.url} mixes {classes} classes a series; only pairs can follow a run"
+        raise InputError("series", series, remedy)
+    _check_room(root, series, "series", series)
+    current_count = root.plan.groups_per_pair
+    extension = next_extension(
+        plan.digest, plan.layout, series, groups_per_pair=current_count, by_run=share()
+    )
+    return _add_extension(root, extension, "series", series)
+
+
+def _check_room(root: Root, groups: int, field: str, value: int) -> None:
+    if root.plan.num_groups + groups > MAX_GROUPS:
         remedy = f"a root has at most {MAX_GROUPS:,} series; start another with another seed"
-        raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
-    extension = next_extension(plan.digest, plan.layout, groups_per_pair, plan.num_pairs)
+        raise InputError(field, value, remedy)
+
+
+def _add_extension(root: Root, extension: Extension, field: str, value: int) -> Root:
     number = len(root.extensions) + 1
     if not write_extension(root.store, number, extension):
-        count = Root(root.url).extensions[-1].groups_per_pair
-        remedy = f"someone else extended {root.url} to {count} meanwhile; look at it and try again"
-        raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
+        series = Root(root.url).plan.num_groups
+        remedy = f"someone else extended {root.url} to {series} series meanwhile; look at it and "
+        raise InputError(field, value, f"{remedy}try again")
     return Root(root.url)
 
 
@@ -238,6 +288,7 @@ def _plan_record(plan: BuildPlan) -> Plan:
         classes_per_group=config.mixing.classes,
         normalize=config.annotation.normalize,
         pairs=None if plan.similar is None else list(plan.similar),
+        by_run=plan.by_run,
         config=config.model_dump(mode="json"),
         models=plan.models,
         versions=library_versions(),

@@ -7,10 +7,11 @@ import torch
 
 from semix.data.device import resolve_device, resolve_dtype
 from semix.pipeline.annotate import Annotator, Encoders
+from semix.pipeline.class_sets import UndrawnPairs
 from semix.pipeline.estimate import TERA, computed_groups, cost_or_reason
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise.source import random_noise
-from semix.pipeline.plan import BuildPlan, UndrawnPairs
+from semix.pipeline.plan import BuildPlan
 from semix.pipeline.prompts import prompt_names
 from semix.pipeline.shard import Models, class_embeddings, make_batch
 from semix.pipeline.shard_writer import Stopwatch
@@ -101,7 +102,7 @@ def _models(plan: BuildPlan, device: str) -> Models:
 
 
 def _with_pairs(plan: BuildPlan) -> BuildPlan:
-    """The plan; if its similar pairs are not drawn yet, with an arbitrary pair in their place."""
+    """The plan; if its pairs are not drawn yet, with an arbitrary pair in their place."""
     if isinstance(plan.sets, UndrawnPairs):
         return BuildPlan(plan.config, plan.class_names, similar=[(0, 1)] * plan.num_pairs)
     return plan

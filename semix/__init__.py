@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from semix.data.settings import load_settings
     from semix.data.stream import mixed_pipeline
     from semix.flows.audit import audit
-    from semix.flows.build import build, extend, resume
+    from semix.flows.build import build, extend, extend_by_run, resume
     from semix.flows.evaluate import evaluate
     from semix.flows.failures import RunFailed
+    from semix.flows.loop import loop
     from semix.flows.relabel import relabel
     from semix.flows.report import report
     from semix.flows.study import study
@@ -53,11 +54,13 @@ __all__ = [
     "class_prototypes",
     "evaluate",
     "extend",
+    "extend_by_run",
     "fit_temperature",
     "initial_noise",
     "interpolate",
     "load_classifier",
     "load_settings",
+    "loop",
     "mixed_pipeline",
     "ood_metrics",
     "projection_weight",
@@ -88,8 +91,9 @@ _MODULES = {
     "semix.data.settings": "load_settings",
     "semix.data.stream": "mixed_pipeline",
     "semix.flows.audit": "audit",
-    "semix.flows.build": "build extend resume",
+    "semix.flows.build": "build extend extend_by_run resume",
     "semix.flows.failures": "RunFailed",
+    "semix.flows.loop": "loop",
     "semix.flows.evaluate": "evaluate",
     "semix.flows.relabel": "relabel",
     "semix.flows.report": "report",

@@ -109,8 +109,8 @@ def test_every_command_and_option_exists(page):
     assert {line.split()[1] for line in lines if re.match("make [a-z]", line)} <= set(targets)
 
 
-SETTINGS = [row for command in ("build", "train", "study") for row in reference(command)]
-OF_A_STUDY = re.compile(r"^(base|(datasets|methods)\.[\w-]+\.overrides)\.")
+SETTINGS = [row for command in ("build", "train", "study", "loop") for row in reference(command)]
+OF_A_STUDY = re.compile(r"^(base|build|train|(datasets|methods)\.[\w-]+\.overrides)\.")
 
 
 def is_setting(name: str, value: object = None) -> bool:

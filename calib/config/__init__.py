@@ -55,6 +55,20 @@ class OptimiserConfig(Settings):
 ControlName = Literal["end_points", "interior", "shuffled_labels", "pixel_mixup"]
 
 
+class ChoiceConfig(Settings):
+    """Which series to train on, by what another run's classifiers say of their images."""
+
+    run: str = Field(description="folder of a finished run on the same classes and image size")
+    by: Literal["uncertainty", "disagreement", "boundary"] = Field(
+        "uncertainty",
+        description="entropy of its probabilities; their distance to the soft label; or how close "
+        "the two largest are",
+    )
+    share: float = Field(
+        0.5, gt=0, le=1, description="of the series of each pair of classes, those that score most"
+    )
+
+
 class MixedConfig(Settings):
     """The mixed images beside the real ones."""
 
@@ -91,12 +105,23 @@ class MixedConfig(Settings):
         "the conditioning weights",
     )
     exclude: Exclusion | None = Field(None, description="rules for series to leave out")
-    # Not stored where it is none, so that it changes the identity of no other run.
+    choose: ChoiceConfig | None = Field(
+        None,
+        description="train on some of the series, by what another run says of their images",
+        exclude_if=lambda value: value is None,
+    )
+    # Not stored where they are unused, so that they change the identity of no other run.
     control: ControlName | None = Field(
         None,
         description="as an ablation: only end points with hard labels, only interior images, "
         "labels of other images, or the end points' means in pixels instead of interior images",
         exclude_if=lambda value: value is None,
+    )
+    labels_as: Literal["soft", "sampled"] = Field(
+        "soft",
+        description="the soft labels; or, as an ablation, each time an image is drawn a class "
+        "sampled from its soft label, as a hard label",
+        exclude_if=lambda value: value == "soft",
     )
     memory_gib: float = Field(
         8.0,

@@ -11,6 +11,7 @@ import typer
 
 from semix.data.errors import InputError
 from semix.data.export import write_hugging_face, write_image_folder, write_parquet
+from semix.data.formats import PairWeighting
 from semix.data.imagefolder import check_outside_images
 from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
@@ -23,7 +24,7 @@ from semix.flows.paths import output_file
 from semix.flows.progress import show_root
 from semix.flows.slots import SlotSettings
 from semix.flows.terminal import emit, emit_facts, emit_json
-from semix.pipeline.config import BuildConfig
+from semix.pipeline.config import EVEN_SHARE, BuildConfig
 
 
 def quickstart(
@@ -157,6 +158,24 @@ def extend(
     out: Annotated[
         str, typer.Option(metavar="ROOT", help="mixed dataset, where WHERE is a YAML file")
     ] = "",
+    by_run: Annotated[
+        str, typer.Option(metavar="RUN", help="more for pairs that this run's classifiers confuse")
+    ] = "",
+    series: Annotated[
+        int, typer.Option(metavar="N", help="with --by-run: series to add", show_default=False)
+    ] = 0,
+    by: Annotated[
+        PairWeighting,
+        typer.Option(help="with --by-run: weight of a pair", rich_help_panel=p.MORE_PANEL),
+    ] = "confusion",
+    even: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="with --by-run: spread evenly over pairs",
+            rich_help_panel=p.MORE_PANEL,
+        ),
+    ] = EVEN_SHARE,
     slots: p.Slots = 0,
     runner: p.Runner = "local",
     cluster: p.Cluster = "",
@@ -171,11 +190,14 @@ def extend(
     """
     from semix.flows import build as building
 
-    if bool(out) == bool(groups_per_pair):
-        remedy = "give a root and --groups-per-pair, or a config file and --out"
-        raise InputError("extend", root, remedy)
+    ways = [bool(out), bool(groups_per_pair), bool(by_run)]
+    if ways.count(True) != 1 or bool(series) != bool(by_run):
+        remedy = "give a root and --groups-per-pair, or a root, --by-run and --series, or a "
+        raise InputError("extend", root, f"{remedy}config file and --out")
     placement = SlotSettings(slots, runner, cluster, range, device)
-    if out:
+    if by_run:
+        extended = building.extend_by_run(root, by_run, series, by=by, even=even, slots=placement)
+    elif out:
         extended = building.extend_to(load_config(BuildConfig, root), out, slots=placement)
     else:
         extended = building.extend(Root(root), groups_per_pair, slots=placement)

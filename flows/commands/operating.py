@@ -47,8 +47,8 @@ def doctor(
 
 def config(
     command: Annotated[
-        Literal["build", "train", "study"],
-        typer.Argument(metavar="COMMAND", help="build, train or study"),
+        Literal["build", "train", "study", "loop"],
+        typer.Argument(metavar="COMMAND", help="build, train, study or loop"),
     ],
     key: Annotated[
         str, typer.Argument(metavar="KEY", help="one section or setting; default: all")

@@ -1,4 +1,4 @@
-"""semix train, evaluate, study, report."""
+"""semix train, evaluate, study, loop, report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -116,6 +116,31 @@ def study(
     page = Path(out, "study.md")
     emit(page.read_text().rstrip())
     emit(f"written: {page}, study-validation.md, .csv, .tex, .json, values.csv, figures/")
+
+
+def loop(
+    config: p.Config,
+    out: p.LoopFolder,
+    rounds: p.Rounds = 2,
+    overrides: p.LoopOverrides = [],  # noqa: B006
+    slots: p.Slots = 0,
+    json: p.Json = False,
+) -> None:
+    """Train, add series where classifiers err, and train again.
+
+    Beside it as many series are added evenly; the page compares both.
+
+    Example:
+      semix loop configs/loop-digits.yaml --out loop
+    """
+    from semix.flows.loop import LOOP_JSON, PAGE
+    from semix.flows.loop import loop as run
+
+    record = run(config, out, rounds=rounds, overrides=overrides, slots=slots or None)
+    if json:
+        emit_json(record)
+        return
+    emit(f"written: {Path(out, PAGE)}, {LOOP_JSON}")
 
 
 def report(

@@ -4,18 +4,21 @@ import threading
 
 import pytest
 import torch
+from torch import Tensor
 
 from semix.calib.batches import (
     Batches,
     TrainingBatch,
     apply_changes,
+    base_batches,
     kind_weights,
+    sample_labels,
     split_batch,
 )
 from semix.calib.check import check_shares
 from semix.calib.config import AugmentConfig
 from semix.calib.network import Normalise
-from semix.calib.real_data import pixel_histogram
+from semix.calib.real_data import open_data, pixel_histogram
 from semix.calib.real_images import InMemoryImages
 from semix.data.dataset import MixedDataset, end_and_inner
 from semix.data.errors import InputError
@@ -354,3 +357,40 @@ def test_shares_are_checked_before_anything_is_read(make_config, overrides, proc
     check_shares(make_config(), processes)
     with pytest.raises(InputError, match=text):
         check_shares(make_config(*overrides), processes)
+
+
+def test_a_sampled_label_is_a_class_with_its_probability():
+    label = torch.tensor([0.2, 0.0, 0.5, 0.3])
+    uniform = (torch.arange(1000) + 0.5) / 1000
+    sampled = sample_labels(label.expand(1000, 4), uniform)
+    assert sampled.sum(0).tolist() == [200, 0, 500, 300]
+    assert set(sampled.unique().tolist()) == {0.0, 1.0}
+    nearly = torch.full((7,), 1 / 7)  # adds up to less than 1
+    assert sample_labels(nearly, torch.tensor(1 - 2**-24)).argmax() == 6
+
+
+def test_labels_are_sampled_anew_each_epoch_and_alike_in_every_process(make_config, accelerator):
+    config = make_config("mixed.labels_as=sampled")
+    data = open_data(config)
+
+    def epochs(process: int, processes: int) -> list[Tensor]:
+        batches = base_batches(config, data, accelerator)
+        assert batches.sampled_labels
+        shared = Batches(
+            data.images("train"),
+            data.train_targets,
+            batch_size=config.batch_size,
+            augment=config.augment,
+            device=torch.device("cpu"),
+            mixed=data.mixed,
+            sampled_labels=True,
+            process=process,
+            processes=processes,
+        )
+        rng = torch.Generator().manual_seed(5)
+        return [torch.stack([b.mixed_labels for b in shared.epoch(rng)]) for _ in range(2)]
+
+    first, second = epochs(0, 1)
+    assert set(first.unique().tolist()) == {0.0, 1.0} and not torch.equal(first, second)
+    halves = [epochs(process, 2)[0] for process in range(2)]
+    assert torch.equal(torch.cat(halves, 1), first)

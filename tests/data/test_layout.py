@@ -13,7 +13,8 @@ from tests.handmade import PLAN_DIGEST
 
 
 def extension(groups_per_pair: int, before, pairs: int = 5):
-    return next_extension(PLAN_DIGEST, before, groups_per_pair, pairs)
+    groups = groups_per_pair * pairs - before.num_groups
+    return next_extension(PLAN_DIGEST, before, groups, groups_per_pair=groups_per_pair)
 
 
 def test_shards_of_a_plan_cover_its_groups_once():

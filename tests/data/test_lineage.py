@@ -14,7 +14,7 @@ def test_every_shard_of_an_index_is_listed_with_its_hash(root):
 
     index = root.write_index()
     pinned = PinnedRoot(root, index=index)
-    lineage = read_shards(root.plan, pinned.pinned, url=root.url)
+    lineage = read_shards(root, pinned.pinned, url=root.url)
     entries = list(root.records())
     assert lineage["shards"] == [(entry.shard, entry.sha256) for entry in entries]
     assert lineage["prototypes"] == entries[0].prototypes

@@ -39,7 +39,8 @@ def labelled_root(tmp_path_factory) -> Root:
         groups = [labels_of(group) for group in entry.group_numbers]
         labels.commit(shard, images=entry.sha256, groups=groups)
     store_audit(root.url)
-    write_extension(root.store, 1, next_extension(root.plan.digest, root.layout, 2, pairs=6))
+    added = next_extension(root.plan.digest, root.layout, 6, groups_per_pair=2)
+    write_extension(root.store, 1, added)
     root.store.create(lease_name(1), b'{"host": "another-machine", "pid": 1}')
     return root
 
@@ -187,7 +188,8 @@ def test_the_same_files_read_well_as_this_version_writes_them(url):
 @pytest.mark.parametrize("name", ["plan.json", record_name(1), INDEX, "extensions/1.json"])
 def test_a_wrong_clock_of_a_real_store_is_named(bucket, faulty_s3, name):
     root = whole_root(f"{bucket}/root")
-    write_extension(root.store, 1, next_extension(root.plan.digest, root.layout, 2, pairs=6))
+    added = next_extension(root.plan.digest, root.layout, 6, groups_per_pair=2)
+    write_extension(root.store, 1, added)
     code = "RequestTimeTooSkewed"
     faulty_s3.fail(errors=1.0, statuses=[403], code=code, methods=["GET"], path=f"root/{name}")
     for read in (lambda url: damage(Root(url)), lambda url: damage(Root(url), full=True)):

@@ -115,7 +115,7 @@ def test_progress_counts_records_and_failures(root):
 def test_what_was_added_counts_and_the_plan_stays(root):
     before = root.store.get("plan.json")
     root.commit(commit_record(0))
-    added = next_extension(root.plan.digest, root.layout, 5, pairs=2)
+    added = next_extension(root.plan.digest, root.layout, 4, groups_per_pair=5)
     assert write_extension(root.store, 1, added)
     reopened = Root(root.url)
     assert (reopened.plan.num_groups, reopened.plan.num_shards) == (10, 5)

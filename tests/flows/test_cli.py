@@ -204,7 +204,7 @@ def test_failed_shards_left_out_need_no_prefect(root):
         (["resume", "{root}", "--range", "4/4"], "range = 4/4: write i/n with i from 0 to n - 1"),
         (["resume", "{root}", "--device", "cuda"], "device = cuda: no GPU is visible on this"),
         (["build", "s3x://a/b.yaml", "--out", "x"], "config = s3x://a/b.yaml: use one of file"),
-        (["extend", "{root}"], "give a root and --groups-per-pair, or a config file and --out"),
+        (["extend", "{root}"], "give a root and --groups-per-pair, or a root, --by-run"),
         (["show", "{root}", "6"], "group = 6: {root} has groups 0 to 5"),
         (["browse", "{root}", "--groups", "3"], "is not made yet; run `semix resume {root} --sh"),
         (["build", "{config}", "--out", "s3x://a"], "url = s3x://a: use one of file"),

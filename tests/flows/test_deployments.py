@@ -16,7 +16,7 @@ from semix.flows.paths import check_places
 
 ROOT = Path(__file__).parents[2]
 POOLS = {"prefect.yaml": ["semix"], "docker/prefect.yaml": ["semix-docker", "semix-kubernetes"]}
-KINDS = ["build", "relabel", "train", "evaluate", "study", "quickstart"]
+KINDS = ["build", "relabel", "train", "evaluate", "study", "loop", "quickstart"]
 
 
 def read(name: str):

@@ -39,7 +39,7 @@ from tests.handmade import committed
 from tests.pipeline.roots import create_root
 
 CHECKOUT = Path(__file__).parents[2]
-KINDS = ("build", "relabel", "train", "evaluate", "study", "quickstart")
+KINDS = ("build", "relabel", "train", "evaluate", "study", "loop", "quickstart")
 FLOWS = {kind: getattr(import_module(f"semix.flows.{kind}_flow"), f"{kind}_flow") for kind in KINDS}
 WRONG = {
     "build": [
@@ -56,6 +56,7 @@ WRONG = {
     "train": [("config", ""), ("processes", 0), ("machine_rank", -1), ("main_process", "here")],
     "evaluate": [("run", ""), ("device", "cuda:1")],
     "study": [("config", ""), ("slots", -1)],
+    "loop": [("config", ""), ("out", ""), ("rounds", 0), ("slots", -1)],
     "quickstart": [("out", ""), ("seeds", 0)],
 }
 GIVEN = {"out": "x", "url": "x", "run": "x", "config": "x"}

@@ -9,17 +9,9 @@ import torch
 
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
+from semix.pipeline.class_sets import class_sets, combination, permuted
 from semix.pipeline.config import BuildConfig, GeneratorConfig, MixingConfig
-from semix.pipeline.plan import (
-    BuildPlan,
-    MixGroup,
-    alpha_grid,
-    class_sets,
-    combination,
-    group_seed,
-    mixture_points,
-    permuted,
-)
+from semix.pipeline.plan import BuildPlan, MixGroup, alpha_grid, group_seed, mixture_points
 from semix.pipeline.provenance import identity, model_identities
 from tests.pipeline.roots import altered
 

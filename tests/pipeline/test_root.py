@@ -2,17 +2,18 @@
 
 import json
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from semix.data.errors import InputError
-from semix.data.formats import PLAN, CommitRecord, record_name
+from semix.data.formats import PLAN, CommitRecord, SeriesByRun, record_name
 from semix.data.layout import next_extension, segment_of, write_extension
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan, open_build
-from semix.pipeline.root import create_build, extend_root
+from semix.pipeline.root import create_build, extend_root, extend_root_by_run
 from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from tests.command import semix
@@ -212,6 +213,53 @@ def test_extensions_follow_each_other(empty):
     assert plan_of(twice).num_groups == twice.plan.num_groups == 180
 
 
+def by_run(*series: tuple[int, int, int]) -> SeriesByRun:
+    return SeriesByRun(run="/runs/ce", digest="1a", by="confusion", images=40, series=list(series))
+
+
+def test_series_that_a_run_asked_for_lie_between_even_ones(empty, hasty_config):
+    """Rounds of a run change no earlier group, and even rounds after them begin anew."""
+    even = plan_of(extend_root(empty, 2))
+    asked = by_run((0, 1, 3), (4, 7, 1), (8, 9, 2))
+    extended = extend_root_by_run(Root(empty.url), 6, lambda: asked)
+    longer = plan_of(extend_root(extended, 3))
+    assert longer.num_groups == 90 + 6 + 45
+    assert [longer.group(i) for i in range(90)] == [even.group(i) for i in range(90)]
+    pairs = [longer.group(i).classes for i in range(90, 96)]
+    assert pairs == [(0, 1), (8, 9), (4, 7), (0, 1), (8, 9), (0, 1)]
+    assert [longer.group(i).classes for i in range(96, 141)] == [*combinations(range(10), 2)]
+    assert len({longer.group(i).seed for i in range(141)}) == 141
+    rounds = Root(empty.url).status()["rounds"]
+    assert [(each["series"], each["by"]) for each in rounds] == [
+        (45, "even"),
+        (45, "even"),
+        (6, "confusion, /runs/ce"),
+        (45, "even"),
+    ]
+    assert "rounds" not in create_root(hasty_config, f"{empty.url}-other").status()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"series": [[0, 1, 5]]}, "the series of all pairs are not 6"),
+        ({"series": [[0, 10, 6]]}, "a pair is not of the 10 classes"),
+        ({"series": [[1, 0, 6]]}, "the classes of a pair do not ascend"),
+        ({"series": [[0, 1, 3], [0, 1, 3]]}, "pairs do not ascend"),
+        ({"series": [[0, 1, 0]]}, "greater than or equal to 1"),
+        ({"run": None}, "valid string"),
+    ],
+)
+def test_a_damaged_extension_by_a_run_is_named(empty, change, message):
+    extend_root_by_run(empty, 6, lambda: by_run((0, 1, 6)))
+    path = Path(empty.url) / "extensions" / "1.json"
+    content = json.loads(path.read_text())
+    content["by_run"] |= change
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"extensions/1.json = damaged: .*{message}"):
+        Root(empty.url)
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_root_is_never_made_smaller(empty, count):
     extend_root(empty, 2)
@@ -222,7 +270,7 @@ def test_a_root_is_never_made_smaller(empty, count):
 def test_who_extends_second_is_told(empty):
     late = Root(empty.url)
     extend_root(empty, 2)
-    with pytest.raises(InputError, match=r"= 3: someone else extended .* to 2 meanwhile"):
+    with pytest.raises(InputError, match=r"= 3: someone else extended .* to 90 series meanwhile"):
         extend_root(late, 3)
     assert Root(empty.url).plan.num_groups == 90
 
@@ -248,6 +296,6 @@ def test_the_first_config_goes_on_with_an_extended_root(empty, hasty_config):
 
 def test_an_extension_file_alone_is_enough(empty):
     """The extension alone is read: no settings, no plan.json, no clock."""
-    values = next_extension(empty.plan.digest, empty.layout, 2, pairs=45)
+    values = next_extension(empty.plan.digest, empty.layout, 45, groups_per_pair=2)
     assert write_extension(empty.store, 1, values)
     assert plan_of(Root(empty.url)).num_groups == 90

@@ -1,0 +1,238 @@
+"""Rounds of training, and of series where the last classifiers confuse classes."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from semix.calib.check import check_launch, check_modules, check_settings
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import check_same_config, is_measured
+from semix.calib.study import Cell, Overrides, error_prefix, merged
+from semix.data.errors import InputError
+from semix.data.files import read_json
+from semix.data.formats import MAX_GROUPS, PLAN, PairWeighting
+from semix.data.imagefolder import check_outside_images
+from semix.data.root import Root
+from semix.data.settings import Settings, load_settings, whole_path
+from semix.data.splits import RealDataConfig
+from semix.data.store import Store
+from semix.flows.calling import run_flow
+from semix.flows.configs import load_config
+from semix.flows.gpus import visible_gpus
+from semix.flows.paths import check_writable, training_folder
+from semix.flows.slots import MAX_SLOTS
+from semix.pipeline.config import EVEN_SHARE, BuildConfig
+from semix.pipeline.plan import BuildPlan
+
+MAX_ROUNDS = 100
+LOOP_JSON, PAGE = "loop.json", "loop.html"
+CHOSEN, EVEN = "mixed", "mixed-even"  # the mixed datasets, whose rounds differ
+MODELS = "models"
+
+log = logging.getLogger("semix.loop")
+
+
+class LoopConfig(Settings):
+    """A build, a training run, and what each round adds.
+
+    Round 0 builds evenly and trains. Each further round adds series where the classifiers of the
+    round before confuse classes, and trains anew on all of them. Beside it, as many series are
+    added evenly, and trained on with the same settings.
+    """
+
+    name: str = Field(min_length=1, description="title of the page")
+    real: RealDataConfig = Field(description="of the build and of all runs; sets images aside")
+    build: Overrides = Field(description="a build without `real`: `semix config build`")
+    train: Overrides = Field(
+        description="a training run without name, `real` and `mixed.url`: `semix config train`"
+    )
+    series_per_pair: int = Field(
+        ge=1, description="series that a round adds, a mean over pairs of classes"
+    )
+    by: PairWeighting = Field("confusion", description="as `mixing.pairs.by` of a build")
+    even: float = Field(EVEN_SHARE, ge=0, le=1, description="as `mixing.pairs.even` of a build")
+    standins: bool = Field(
+        False, description="train a small generator and a small CLIP on the training images"
+    )
+
+    @model_validator(mode="after")
+    def _can_choose_pairs(self) -> Self:
+        if self.real.set_aside_per_class is None:
+            raise ValueError("`real.set_aside_per_class` is needed: pairs are weighted by them")
+        for section, key in (("build", "real"), ("train", "real"), ("train", "name")):
+            if key in getattr(self, section):
+                raise ValueError(f"`{section}.{key}`: leave it out; `{key}` of the loop is taken")
+        return self
+
+    def build_config(self, models: Mapping[str, str] | None = None) -> BuildConfig:
+        """The settings of the build of round 0.
+
+        Args:
+            models: settings of models that were trained, as `generator.model`.
+        Raises:
+            InputError: settings that no build accepts, or pairs that a loop cannot extend.
+        """
+        values = merged(self.build, {"real": self.real.model_dump(mode="json"), **(models or {})})
+        if self.standins and models is None:  # filled in when they are trained
+            values = merged(values, {"generator.model": "", "annotation.model": ""})
+        with error_prefix("build"):
+            config = load_settings(BuildConfig, values)
+            if config.mixing.classes != 2 or config.mixing.pairs.kind != "all":
+                kind = config.mixing.pairs.kind if config.mixing.classes == 2 else "of 3 or more"
+                raise InputError("mixing.pairs", kind, "a loop begins with all pairs; leave it out")
+        return config
+
+    def train_config(self, name: str, url: str) -> TrainConfig:
+        """The settings of one run. Raises InputError for settings that no run accepts."""
+        values = {"real": self.real.model_dump(mode="json"), "name": name}
+        with error_prefix("train"):
+            return load_settings(TrainConfig, merged(self.train, {**values, "mixed.url": url}))
+
+
+@dataclass(frozen=True)
+class LoopRun:
+    """A training run of a loop.
+
+    Attributes:
+        round: its number; kind: which of the mixed datasets it trains on.
+    """
+
+    round: int
+    kind: str
+    config: TrainConfig
+    folder: Path
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.folder.parent.name, self.folder.name, self.config)
+
+
+def loop_runs(config: LoopConfig, out: Path, rounds: int) -> list[LoopRun]:
+    """All runs in their order; in round 0 the mixed datasets do not differ yet, so it has one."""
+    runs = []
+    for number in range(rounds + 1):
+        for kind in (CHOSEN, EVEN) if number else (CHOSEN,):
+            how = "" if not number else ", even" if kind == EVEN else f", by {config.by}"
+            settings = config.train_config(f"round {number}{how}", whole_path(out / kind))
+            runs.append(LoopRun(number, kind, settings, run_folder(config, out, number, kind)))
+    return runs
+
+
+def run_folder(config: LoopConfig, out: Path, number: int, kind: str) -> Path:
+    """`OUT/round-2/confusion`; runs of one round have a folder of their own.
+
+    Runs side by side take over each other's first stage where their settings are equal, and those
+    of two rounds differ only in the index that they pin.
+    """
+    return out / f"round-{number}" / (config.by if number and kind == CHOSEN else "even")
+
+
+def loop(
+    config: LoopConfig | str | Path,
+    out: str | Path,
+    *,
+    rounds: int = 2,
+    overrides: Sequence[str] = (),
+    slots: int | None = None,
+) -> dict[str, Any]:
+    """Run the rounds of a loop, or continue it; more rounds may be asked for later.
+
+    Args:
+        config: settings, or the path or URL of a YAML file of them; `overrides` as in
+            `section.key=value`.
+        out: the loop's folder: models/, mixed/, mixed-even/, round-N/, loop.html and loop.json.
+        rounds: how often series are added.
+        slots: number of workers and trainers; None means one per GPU, or one.
+    Returns:
+        The content of loop.json: `rounds`, of which each has the series and the measures of both.
+    Raises:
+        InputError: settings or folder cannot be used; nothing was started.
+        RunFailed: a build or a run failed; the same command goes on.
+    """
+    folder = training_folder(out)
+    source = config.model_dump(mode="json") if isinstance(config, LoopConfig) else config
+    prepared = prepare_loop(source, folder, overrides, rounds=rounds, slots=slots or 0)
+    path = "" if isinstance(config, LoopConfig) else whole_path(config)
+    run_flow(
+        "semix.flows.loop_flow.loop_flow",
+        prepared=prepared,
+        config=path,
+        out=str(folder),
+        overrides=list(overrides),
+        rounds=rounds,
+        slots=slots or 0,
+    )
+    record: dict[str, Any] = read_json(folder / LOOP_JSON)
+    return record
+
+
+@dataclass(frozen=True)
+class PreparedLoop:
+    """A loop that passed all checks."""
+
+    settings: LoopConfig
+    runs: Sequence[LoopRun]
+
+
+def prepare_loop(
+    config: str | Path | Mapping[str, Any],
+    out: Path,
+    overrides: Sequence[str],
+    *,
+    rounds: int,
+    slots: int,
+) -> PreparedLoop:
+    """Check everything that can be checked before anything is built.
+
+    Raises:
+        InputError: names the setting or argument that cannot be used.
+    """
+    settings = load_config(LoopConfig, config, overrides)
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise InputError("--rounds", rounds, f"choose 1 to {MAX_ROUNDS}")
+    if not 0 <= slots <= MAX_SLOTS:
+        raise InputError("--slots", slots, f"choose 1 to {MAX_SLOTS}")
+    check_outside_images(settings.real.folder, out)
+    store = Store(str(out))
+    store.require_empty_or_own("loop", own=CHOSEN, leftover=MODELS)
+    plan = BuildPlan(settings.build_config())
+    series = plan.num_groups + rounds * settings.series_per_pair * plan.num_pairs
+    if series > MAX_GROUPS:
+        remedy = f"ends with {series:,} series, and a root has at most {MAX_GROUPS:,}"
+        raise InputError("--rounds", rounds, remedy)
+    runs = loop_runs(settings, out, rounds)
+    for run in runs:
+        check_same_config(run.config, run.folder)
+        with error_prefix("train"):  # the mixed dataset does not exist yet
+            check_settings(run.config.model_copy(update={"mixed": None}))
+            check_launch(run.config, processes=1)
+    check_rounds(settings, out, pairs=plan.num_pairs)
+    check_writable("out", out)
+    if not all(is_measured(run.config, run.folder) for run in runs):
+        check_modules(runs[0].config)
+        visible_gpus()  # raises if the driver does not work
+    return PreparedLoop(settings, runs)
+
+
+def check_rounds(settings: LoopConfig, out: Path, *, pairs: int) -> None:
+    """Refuse settings other than those by which the rounds so far were planned.
+
+    Raises:
+        InputError: names the setting.
+    """
+    if not (out / CHOSEN / PLAN).is_file():
+        return
+    for number, extension in enumerate(Root(str(out / CHOSEN)).extensions, start=1):
+        planned = extension.by_run.by if extension.by_run else "even"
+        if planned != settings.by:
+            remedy = (
+                f"round {number} was planned by {planned}; restore that, or choose a new folder"
+            )
+            raise InputError("by", settings.by, remedy)
+        if extension.groups != settings.series_per_pair * pairs:
+            remedy = f"round {number} has {extension.groups / pairs:g}; restore that, or choose a "
+            raise InputError("series_per_pair", settings.series_per_pair, f"{remedy}new folder")
