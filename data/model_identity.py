@@ -28,11 +28,13 @@ class ModelIdentity(TypedDict):
 
 @with_config(CHECKED)
 class GeneratorIdentity(ModelIdentity, total=False):
-    """The generator, with models that are added to it or replace one of its networks."""
+    """The generator, with models that are added to it, replace one of its networks, or change
+    its noise."""
 
     unet: ModelIdentity
     lora: list[ModelIdentity]
     tiny_decoder: ModelIdentity
+    noise: ModelIdentity
 
 
 @with_config(CHECKED)

@@ -10,6 +10,7 @@ from semix.data.files import read_json
 from semix.pipeline.config import (
     FLOW_FAMILIES,
     PIPELINES,
+    PIXEL_PIPELINES,
     AnnotationConfig,
     BuildConfig,
     EncoderConfig,
@@ -17,6 +18,7 @@ from semix.pipeline.config import (
     hard_label_notes,
 )
 from semix.pipeline.generators.schedulers import (
+    DETERMINISTIC,
     check_deterministic,
     check_flow_scheduler,
     check_schedule,
@@ -56,6 +58,9 @@ CONVERT = "convert it once, as docs/format.md says under Safety"
 def check_models(config: BuildConfig) -> None:
     """Raises InputError for models that are missing, of the wrong kind, or not pinned."""
     check_generator(config.generator, noise_strategy=config.noise.strategy)
+    if (network := config.noise.network) is not None and not Path(network).expanduser().is_file():
+        remedy = "there is no such file; docs/noise.md says how to convert a published network"
+        raise InputError("noise.network", network, remedy)
     check_clip(config.annotation)
 
 
@@ -119,8 +124,8 @@ def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") 
     """Check the generator, the networks that replace its own, and its LoRAs.
 
     Args:
-        noise_strategy: any strategy other than `random` runs the sampler backwards (inversion), so
-            the scheduler must support that.
+        noise_strategy: `select` and `optimise` run the sampler backwards (inversion), so the
+            scheduler must support that.
     Raises:
         InputError: a local directory that is missing, of another family, without safetensors, or
             with an unsuitable scheduler; a hub id without a commit.
@@ -145,10 +150,11 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
         raise InputError("generator.model", folder, remedy)
     components = read_json(index)
     kind, expected = components.get("_class_name"), PIPELINES[config.family]
-    if kind != expected:
+    known = PIXEL_PIPELINES if config.family == "pixel" else (expected,)
+    if kind not in known:
         families = [family for family, name in PIPELINES.items() if name == kind]
         instead = f"; set generator.family to {families[0]}" if families else ""
-        remedy = f"holds a {kind}; family {config.family} needs a {expected}{instead}"
+        remedy = f"holds a {kind}; family {config.family} needs a {' or '.join(known)}{instead}"
         raise InputError("generator.model", folder, remedy)
     left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
     loaded = {
@@ -206,10 +212,13 @@ def _check_scheduler(folder: Path, config: GeneratorConfig, noise_strategy: str)
         check_flow_scheduler(kind, settings, config)
         return
     if config.scheduler is None:
-        check_deterministic(kind, settings)
+        check_deterministic(kind, settings, steps=config.steps)
+        if config.enhance is not None and kind != DETERMINISTIC["ddim"]:
+            remedy = f"inverts DDIM's steps, not the model's own {kind}; set generator.scheduler: "
+            raise InputError("generator.enhance.name", config.enhance.name, f"{remedy}ddim")
     else:
         check_schedule(kind, settings, field="generator.scheduler", value=config.scheduler)
-    if noise_strategy != "random":
+    if noise_strategy in ("select", "optimise"):
         check_schedule(kind, settings, field="noise.strategy", value=noise_strategy)
 
 

@@ -16,17 +16,20 @@ CLIP_MODEL = (
     "open_clip model name; local-dir:FOLDER, of an open_clip directory; or hf-hub:OWNER/NAME"
 )
 
-Family = Literal["stable_diffusion", "sdxl", "dit", "sd3", "flux", "flux2", "z_image"]
+Family = Literal["stable_diffusion", "sdxl", "dit", "pixel", "sd3", "flux", "flux2", "z_image"]
 # The diffusers pipeline of each family, which its model_index.json names.
 PIPELINES: dict[Family, str] = {
     "stable_diffusion": "StableDiffusionPipeline",
     "sdxl": "StableDiffusionXLPipeline",
     "dit": "DiTPipeline",
+    "pixel": "ConsistencyModelPipeline",
     "sd3": "StableDiffusion3Pipeline",
     "flux": "FluxPipeline",
     "flux2": "Flux2KleinPipeline",
     "z_image": "ZImagePipeline",
 }
+# Pipelines that hold a UNet2DModel and a scheduler, as models of family pixel do.
+PIXEL_PIPELINES = ("ConsistencyModelPipeline", "DDIMPipeline", "DDPMPipeline")
 FLOW_FAMILIES: tuple[Family, ...] = ("sd3", "flux", "flux2", "z_image")
 SchedulerName = Literal["ddim", "dpmpp_2m", "unipc", "euler", "heun", "pndm", "deis"]
 
@@ -40,13 +43,79 @@ class LoraConfig(Settings):
     scale: float = Field(1.0, description="strength; 1 is full")
 
 
+EnhancerName = Literal["zigzag", "weak_to_strong", "reflect"]
+
+
+class EnhanceConfig(Settings):
+    """Going back and forth at each step of sampling, so that images show more of their prompt."""
+
+    name: EnhancerName = Field(
+        description="zigzag (Z-Sampling): back without the prompt; weak_to_strong (W2SD): back "
+        "without guidance; both of DDIM; reflect (RF-Sampling): back with a weaker prompt, of sd3 "
+        "and flux"
+    )
+    until: float = Field(
+        1.0, gt=0, le=1, description="the steps in this first fraction of all; never the last one"
+    )
+    weak_guidance: float | None = Field(
+        None,
+        ge=0,
+        description="of the step back, for zigzag and weak_to_strong: 0 without the prompt, 1 with "
+        "it and without guidance; none: 0 and 1",
+    )
+    weak_lora: float | None = Field(
+        None,
+        description="for weak_to_strong: factor of the scale of all LoRAs in the step back, such "
+        "as -1; a second network is kept in memory",
+    )
+    ahead_strength: float = Field(
+        9.0, description="for reflect: s of the way ahead; 9 for sd3, 3.5 for FLUX.1-dev"
+    )
+    back_strength: float = Field(
+        -1.0, description="s of the way back; -1 for sd3, 0 for FLUX.1-dev"
+    )
+    ahead_null: float = Field(0.3, ge=0, le=1, description="share of the empty prompt ahead")
+    back_null: float = Field(0.7, ge=0, le=1, description="share of the empty prompt back")
+    reflect_steps: int = Field(1, ge=1, description="for reflect: steps ahead, and back")
+    merge: float = Field(
+        0.5, ge=0, le=1, description="for reflect: part of the change that is kept"
+    )
+
+    @field_validator("weak_guidance")
+    @classmethod
+    def _is_weak_or_guided(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value < 1:
+            raise ValueError("give 0 (no prompt), 1 (no guidance), or more")
+        return value
+
+    @property
+    def back_guidance(self) -> float:
+        """Guidance of the step back: 0 is unconditional, 1 the condition alone."""
+        if self.weak_guidance is not None:
+            return self.weak_guidance
+        return 0.0 if self.name == "zigzag" else 1.0
+
+    def enhances(self, call: int, calls: int) -> bool:
+        """Whether a step of a sampling is enhanced."""
+        return call < calls - 1 and call / calls < self.until
+
+    def added_rows(self, call: int, calls: int, *, guided: bool) -> int:
+        """Network rows that are added to those of one image's step, which has two if guided."""
+        if not self.enhances(call, calls):
+            return 0
+        if self.name == "reflect":
+            return 2 * min(self.reflect_steps, calls - 1 - call)
+        return (2 if self.back_guidance > 1 else 1) + 1 + guided
+
+
 class GeneratorConfig(Settings):
     """The generative model and how it samples."""
 
     family: Family = Field(
         "stable_diffusion",
         description="architecture: stable_diffusion (1.x, 2.x, SD-Turbo), sdxl (with SDXL-Turbo), "
-        "dit (class-conditional DiT), sd3 (Stable Diffusion 3 and 3.5), flux (FLUX.1 dev, schnell)"
+        "dit (class-conditional DiT), pixel (class-conditional U-Nets without VAE: consistency "
+        "models, EDM, DDPM), sd3 (Stable Diffusion 3 and 3.5), flux (FLUX.1 dev, schnell)"
         ", flux2 (FLUX.2 klein), z_image (Z-Image)",
     )
     model: str = Field(description="a diffusers directory or a hub id")
@@ -94,6 +163,11 @@ class GeneratorConfig(Settings):
         (0.0, 1.0),
         description="guide only in this range of the steps, as [0, 0.6]; the others take the "
         "conditional prediction alone: faster, and not the same images (Kynkaanniemi et al. 2024)",
+    )
+    enhance: EnhanceConfig | None = Field(
+        None,
+        description="enhance each step of sampling; two to three times the network calls",
+        exclude_if=lambda value: value is None,
     )
     scheduler: SchedulerName | None = Field(
         None, description="deterministic sampler; none keeps the model's own"
@@ -158,9 +232,32 @@ class GeneratorConfig(Settings):
         for name, default in flow_defaults.items():
             if self.family not in FLOW_FAMILIES and getattr(self, name) != default:
                 raise ValueError(f"`{name}` is of families {', '.join(FLOW_FAMILIES)}")
+        if self.family == "pixel" and self.guidance_scale > 1:
+            raise ValueError("pixel models have no empty label; set `guidance_scale: 1`")
+        if self.family == "pixel" and self.tiny_decoder is not None:
+            raise ValueError("pixel models have no VAE to replace; leave `tiny_decoder` out")
+        if self.enhance is not None:
+            self._check_enhancer(self.enhance)
         if self.family == "flux2" and self.tiny_decoder is not None:
             raise ValueError("`tiny_decoder` does not know the batch norm of FLUX.2's own VAE")
         return self
+
+    def _check_enhancer(self, enhance: EnhanceConfig) -> None:
+        if self.guidance_scale <= 1:
+            raise ValueError("`enhance` strengthens guidance, and this model takes none")
+        families = ("sd3", "flux")
+        if (enhance.name == "reflect") != (self.family in families):
+            other = "reflect" if self.family in families else "zigzag or weak_to_strong"
+            if self.family in ("flux2", "z_image"):
+                raise ValueError(f"`enhance` does not know family {self.family}; leave it out")
+            raise ValueError(
+                f"`enhance.name: {enhance.name}` is not of {self.family}; take {other}"
+            )
+        if enhance.weak_lora is not None and (enhance.name != "weak_to_strong" or not self.lora):
+            raise ValueError("`enhance.weak_lora` is for weak_to_strong, with weights in `lora`")
+        if enhance.name != "reflect" and self.scheduler not in (None, "ddim"):
+            remedy = f"`enhance` inverts DDIM's steps, not those of {self.scheduler}"
+            raise ValueError(f"{remedy}; set `scheduler: ddim`")
 
     def guided(self, call: int, calls: int) -> bool:
         """Whether a network call is guided: with and without the condition, two rows per image.
@@ -170,6 +267,18 @@ class GeneratorConfig(Settings):
         """
         start, stop = self.guidance_interval
         return self.guidance_scale > 1 and start <= call / calls < stop
+
+    def enhances(self, call: int, calls: int) -> bool:
+        """Whether a step of a sampling is enhanced."""
+        return self.enhance is not None and self.enhance.enhances(call, calls)
+
+    @property
+    def weak(self) -> "GeneratorConfig | None":
+        """The weaker model of the steps back; None if it is the model itself."""
+        if self.enhance is None or (factor := self.enhance.weak_lora) is None:
+            return None
+        loras = [lora.model_copy(update={"scale": factor * lora.scale}) for lora in self.lora]
+        return self.model_copy(update={"lora": tuple(loras)})
 
     @property
     def two_rows(self) -> bool:
@@ -201,6 +310,22 @@ class PairsConfig(Settings):
         0.05,
         gt=0,
         description="for similar: pairs are drawn by exp(cosine / temperature), without repeats",
+    )
+    run: str | None = Field(
+        None,
+        description="for confused: folder of a finished run whose `real.set_aside_per_class` "
+        "images it judges",
+    )
+    by: PairWeighting = Field(
+        "confusion",
+        description="for confused: confusion: mean probability of one class on images of the "
+        "other; calibration: confidence above accuracy between the two",
+    )
+    even: float = Field(
+        EVEN_SHARE,
+        ge=0,
+        le=1,
+        description="for confused: share of the series spread evenly over pairs",
     )
 
     @model_validator(mode="after")
@@ -277,10 +402,15 @@ class MixingConfig(Settings):
 class NoiseConfig(Settings):
     """Noise selection by stability under sampling and inversion (Qi et al., arXiv 2407.14041)."""
 
-    strategy: Literal["random", "select", "optimise"] = Field(
+    strategy: Literal["random", "select", "optimise", "golden"] = Field(
         "random",
         description="random; select: the most stable of `candidates`; optimise: gradient descent "
-        "from the most stable one",
+        "from the most stable one; golden: changed by `network` to suit the middle of the series",
+    )
+    network: str | None = Field(
+        None,
+        description="for golden: safetensors file of a Golden Noise network",
+        exclude_if=lambda value: value is None,
     )
     candidates: int = Field(8, ge=1, description="noises scored per series")
     steps: int = Field(
@@ -309,28 +439,14 @@ class NoiseConfig(Settings):
     max_cost: float = Field(
         2.0, gt=0, description="greatest cost, as a multiple of the cost of generating"
     )
-    run: str | None = Field(
-        None,
-        description="for confused: folder of a finished run whose `real.set_aside_per_class` "
-        "images it judges",
-    )
-    by: PairWeighting = Field(
-        "confusion",
-        description="for confused: confusion: mean probability of one class on images of the "
-        "other; calibration: confidence above accuracy between the two",
-    )
-    even: float = Field(
-        EVEN_SHARE,
-        ge=0,
-        le=1,
-        description="for confused: share of the series spread evenly over pairs",
-    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for alpha in self.alphas:
             if not 0 <= alpha <= 1:
                 raise ValueError(f"`alphas`: {alpha} must lie in [0, 1]; 1 is the first class")
+        if (self.network is not None) != (self.strategy == "golden"):
+            raise ValueError("`network` belongs to strategy golden, and only to it")
         return self
 
 

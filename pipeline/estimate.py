@@ -242,7 +242,7 @@ def record_bytes(config: BuildConfig, classes: int) -> int:
             "mixture": [[number] * names] * images,
             "coordinates": [[number] * names] * images,
         }
-    scores = 0 if config.noise.strategy == "random" else SCORES
+    scores = SCORES if config.noise.strategy in ("select", "optimise") else 0
     return len(canonical_json(record)) + scores
 
 

@@ -92,7 +92,8 @@ def memory_needed(config: BuildConfig) -> MemoryEstimate:
     decoded = latents[: loaded.decode_batch]
     return MemoryEstimate(
         texts=texts,
-        network=sizes["unet" if "unet" in sizes else "transformer"],
+        network=sizes["unet" if "unet" in sizes else "transformer"]
+        * (1 if loaded.weak is None else 2),
         vae=module_bytes(loaded.vae),
         clip=sum(module_bytes(tower) for tower in towers),
         sampling=peak_bytes(lambda: loaded.predict(latents, step, condition, scale)),

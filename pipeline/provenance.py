@@ -39,7 +39,7 @@ NON_IDENTITY_SETTINGS: dict[str, Any] = {
     "real": {"path", "download"},
     "generator": {"model": True, "unet": True, "tiny_decoder": True, "lora": {"__all__": {"path"}}},
     "annotation": {"model", "pretrained", "second"},
-    "noise": {"max_cost"},
+    "noise": {"max_cost", "network"},
     "shards": {"max_left_out"},
 }
 # Some older roots hashed every file of a folder; others hashed none with these suffixes.
@@ -87,6 +87,7 @@ def contents(models: ModelIdentities) -> dict[str, object]:
         "unet": [base["unet"]] if "unet" in base else [],
         "lora": base.get("lora", []),
         "tiny_decoder": [base["tiny_decoder"]] if "tiny_decoder" in base else [],
+        "noise": [base["noise"]] if "noise" in base else [],
     }
     added = {name: [*map(_content, entries)] for name, entries in networks.items() if entries}
     generator = {"own": _content(base), **added}
@@ -105,10 +106,10 @@ def model_identities(config: BuildConfig) -> ModelIdentities:
 
     Networks that are added to the generator, or replace its own, are listed beside its files.
     """
-    return {
-        "generator": generator_identity(config.generator),
-        "annotation": annotation_identity(config.annotation),
-    }
+    generator = generator_identity(config.generator)
+    if config.noise.network is not None:
+        generator["noise"] = _identity(config.noise.network, None)
+    return {"generator": generator, "annotation": annotation_identity(config.annotation)}
 
 
 def generator_identity(config: GeneratorConfig) -> GeneratorIdentity:

@@ -13,6 +13,7 @@ DENOISERS: dict[Family, tuple[str, str]] = {  # module and class of each family
     "stable_diffusion": ("text_models", "StableDiffusion"),
     "sdxl": ("text_models", "StableDiffusionXL"),
     "dit": ("dit", "DiT"),
+    "pixel": ("pixel", "PixelModel"),
     "sd3": ("flow_models", "StableDiffusion3"),
     "flux": ("flow_models", "Flux"),
     "flux2": ("qwen_models", "Flux2"),
@@ -41,4 +42,5 @@ def load_generator(
     with float32_precision("ieee"):  # the empty prompt is encoded once and for all
         options = {"names": names} if config.family in FLOW_FAMILIES else {}
         denoiser = denoiser_class(config, device=device, **options)
-        return LatentDiffusion(denoiser, config, device=device)
+        weak = None if config.weak is None else denoiser_class(config.weak, device=device)
+        return LatentDiffusion(denoiser, config, device=device, weak=weak)

@@ -4,6 +4,7 @@ import difflib
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,7 @@ class DiT(GuidedDenoiser):
         self.network._repeated_blocks = ["BasicTransformerBlock"]
         self.labels = self.network.config.num_embeds_ada_norm
         # The row behind the labels is the one that training used for dropped labels.
-        self.unconditional = self._rows([self.labels])
+        self.unconditional = one_hot_rows([self.labels], self.labels + 1, device=device)
 
     def encode(self, names: Sequence[str]) -> Conditioning:
         """One-hot weights [N, labels + 1].
@@ -51,11 +52,8 @@ class DiT(GuidedDenoiser):
         Raises:
             InputError: a name that is not, or not clearly, one of the model's labels.
         """
-        model = local_path(self.config.model) or self.config.model
-        index = self.pipeline.load_config(model, revision=self.config.revision)
-        label_names = {int(number): names for number, names in index.get("id2label", {}).items()}
-        numbers = set(self.config.names.values())
-        return self._rows(label_numbers(names, label_names, self.labels, numbers=numbers))
+        numbers = labels_of_names(names, self.pipeline, self.config, self.labels)
+        return one_hot_rows(numbers, self.labels + 1, device=self.device)
 
     def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
         output = self.network(
@@ -65,10 +63,6 @@ class DiT(GuidedDenoiser):
             return_dict=False,
         )[0]
         return output[:, : latents.shape[1]]  # without the learned variance
-
-    def _rows(self, numbers: Sequence[int]) -> Conditioning:
-        labels = torch.tensor(numbers, device=self.device)
-        return Conditioning(F.one_hot(labels, self.labels + 1).float())
 
 
 class WeightedLabels(nn.Module):
@@ -83,6 +77,27 @@ class WeightedLabels(nn.Module):
         table = self.table.weight
         # In float32: half precision would round the weights of a mixture.
         return (weights.float() @ table.float()).to(table.dtype)
+
+
+def one_hot_rows(numbers: Sequence[int], width: int, *, device: str) -> Conditioning:
+    """One-hot weights of labels, [N, width]."""
+    return Conditioning(F.one_hot(torch.tensor(numbers, device=device), width).float())
+
+
+def labels_of_names(
+    names: Sequence[str], pipeline: Any, config: GeneratorConfig, count: int
+) -> list[int]:
+    """The label of each class name, by the names in the model's index or by number.
+
+    Args:
+        count: labels of the model.
+    Raises:
+        InputError: see `label_numbers`.
+    """
+    model = local_path(config.model) or config.model
+    index = pipeline.load_config(model, revision=config.revision)
+    label_names = {int(number): text for number, text in index.get("id2label", {}).items()}
+    return label_numbers(names, label_names, count, numbers=set(config.names.values()))
 
 
 def label_numbers(

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from semix.data.errors import InputError
 from semix.data.machine import keep_compiled_to_ourselves
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators.enhancers import Step, build_enhancer
 from semix.pipeline.generators.loading import load_tiny_decoder
 from semix.pipeline.generators.schedulers import sampler
 
@@ -62,13 +64,22 @@ class LatentDiffusion:
     Latents stay float32 at any precision of the network. float32 arithmetic is exact, not TF32;
     only a decoder that was upcast from float16 uses TF32.
 
+    Args:
+        weak: the model of the steps back in `generator.enhance`; None takes the model itself.
     Raises:
         InputError: the model's scheduler cannot sample deterministically; a tiny decoder that
             does not suit the model; no compiler for `generator.compile`.
     """
 
-    def __init__(self, denoiser: Denoiser, config: GeneratorConfig, *, device: str) -> None:
-        self.denoiser = denoiser
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        config: GeneratorConfig,
+        *,
+        device: str,
+        weak: Denoiser | None = None,
+    ) -> None:
+        self.denoiser, self.weak = denoiser, weak
         self.config = config
         self.latent_shape = denoiser.latent_shape
         vae = denoiser.pipeline.vae
@@ -85,9 +96,14 @@ class LatentDiffusion:
         weights = denoiser.network.parameters()  # some are integers in a quantised network
         self.dtype = next(weight.dtype for weight in weights if weight.is_floating_point())
         self.scheduler = sampler(
-            denoiser.scheduler, name=config.scheduler, spacing=config.timestep_spacing
+            denoiser.scheduler,
+            steps=config.steps,
+            name=config.scheduler,
+            spacing=config.timestep_spacing,
         )
-        compile_network(denoiser.network, config.compile)
+        self.enhancer = build_enhancer(config, self.scheduler)
+        for each in filter(None, (denoiser, weak)):
+            compile_network(each.network, config.compile)
         if config.compile == "full":
             compile_network(self.vae.decoder, config.compile)
 
@@ -111,25 +127,66 @@ class LatentDiffusion:
         # The network's time steps are copied in one transfer, since each makes the CPU wait; the
         # scheduler uses its own, on the CPU.
         timesteps = scheduler.timesteps.to(self.device)
+        if self.enhancer is not None:
+            self.enhancer.begin(config.steps)
         for call, timestep in enumerate(scheduler.timesteps):
-            scaled = scheduler.scale_model_input(latents, timestep)
             guidance_scale = config.guidance_scale if config.guided(call, calls) else 1.0
-            output = self.predict(scaled, timesteps[call], condition, guidance_scale)
-            latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
+            forward = partial(
+                self._step,
+                timestep=timestep,
+                network_timestep=timesteps[call],
+                condition=condition,
+                guidance_scale=guidance_scale,
+            )
+            if self.enhancer is None or not config.enhances(call, calls):
+                latents = forward(latents)
+                continue
+            step = Step(
+                call=call,
+                timestep=timesteps[call],
+                time=timestep,
+                condition=condition,
+                unconditional=self.denoiser.unconditional.expand(len(condition)),
+                predict=partial(self.predict, denoiser=self.weak),
+                forward=forward,
+            )
+            latents = self.enhancer(latents, step)
         return latents
+
+    def _step(
+        self,
+        latents: Tensor,
+        *,
+        timestep: Tensor,
+        network_timestep: Tensor,
+        condition: Conditioning,
+        guidance_scale: float,
+    ) -> Tensor:
+        scaled = self.scheduler.scale_model_input(latents, timestep)
+        output = self.predict(scaled, network_timestep, condition, guidance_scale)
+        stepped: Tensor = self.scheduler.step(output, timestep, latents, return_dict=False)[0]
+        return stepped
 
     @float32_precision("ieee")
     def predict(
-        self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        condition: Conditioning,
+        guidance_scale: float,
+        *,
+        denoiser: Denoiser | None = None,
     ) -> Tensor:
         """The guided prediction, float32; a scale of at most 1 is no guidance.
 
         Args:
             latents: [B, C, h, w], scaled by the scheduler.
+            denoiser: another one than the model's own.
         """
         inputs, timestep = latents.to(self.dtype), timestep.to(self.device)
         with raised_program_limit(self.config.compile):
-            return self.denoiser.guided(inputs, timestep, condition, guidance_scale)
+            denoiser = denoiser or self.denoiser
+            return denoiser.guided(inputs, timestep, condition, guidance_scale)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ DETERMINISTIC = {
     "pndm": "PNDMScheduler",
     "deis": "DEISMultistepScheduler",
 }
+# Further samplers without random noise, which only models of their own can follow.
+OWN = ("EDMEulerScheduler", "EDMDPMSolverMultistepScheduler")
+CONSISTENCY = "CMStochasticIterativeScheduler"  # draws noise after every step but the last
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
 FLOW = "FlowMatchEulerDiscreteScheduler"  # the one supported for flow transformers
 
@@ -44,15 +47,21 @@ def own_scheduler(folder: Path) -> Mapping[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def check_deterministic(kind: str, config: Mapping[str, Any]) -> None:
+def check_deterministic(kind: str, config: Mapping[str, Any], *, steps: int) -> None:
     """Raises InputError for a model whose own scheduler may draw noise.
 
     Args:
         kind: class name of the scheduler.
         config: content of its scheduler_config.json.
+        steps: of a sampling.
     """
+    if kind == CONSISTENCY:
+        if steps > 1:
+            remedy = "a consistency model draws noise between steps; set it to 1"
+            raise InputError("generator.steps", steps, remedy)
+        return
     noisy = str(config.get("algorithm_type", "")).startswith("sde")
-    if kind not in DETERMINISTIC.values() or noisy:
+    if kind not in (*DETERMINISTIC.values(), *OWN) or noisy:
         choices = ", ".join(DETERMINISTIC)
         remedy = f"the model's own {kind} may draw noise at each step; choose one of {choices}"
         raise InputError("generator.scheduler", "nothing", remedy)
@@ -111,15 +120,24 @@ def network_rows(config: GeneratorConfig, images: int, *, calls: int | None = No
         calls: of the network per sampling; by default `network_calls`.
     """
     calls = network_calls(config) if calls is None else calls
-    guided = sum(config.guided(call, calls) for call in range(calls)) if config.two_rows else 0
-    return images * (calls + guided)
+    guided = [config.two_rows and config.guided(call, calls) for call in range(calls)]
+    added = 0
+    if config.enhance is not None:
+        added = sum(
+            config.enhance.added_rows(call, calls, guided=is_guided)
+            for call, is_guided in enumerate(guided)
+        )
+    return images * (calls + sum(guided) + added)
 
 
-def sampler(scheduler: Any, *, name: str | None = None, spacing: str | None = None) -> Any:
+def sampler(
+    scheduler: Any, *, steps: int = 1, name: str | None = None, spacing: str | None = None
+) -> Any:
     """The scheduler to sample with.
 
     Args:
         scheduler: the model's scheduler, whose noise schedule is kept.
+        steps: of a sampling.
         name: one of DETERMINISTIC; None keeps the model's own kind.
         spacing: of the time steps; None keeps that of the model's config.
     Raises:
@@ -130,7 +148,7 @@ def sampler(scheduler: Any, *, name: str | None = None, spacing: str | None = No
     if isinstance(scheduler, FlowEuler):
         return scheduler
     if name is None:
-        check_deterministic(type(scheduler).__name__, scheduler.config)
+        check_deterministic(type(scheduler).__name__, scheduler.config, steps=steps)
         kind = type(scheduler)
     else:
         kind = getattr(diffusers, DETERMINISTIC[name])

@@ -53,9 +53,9 @@ class NoiseCost:
 
 
 def noise_cost(config: BuildConfig, *, groups: int) -> NoiseCost:
-    """The cost for a number of groups: exact for full batches, 0 rows for random noise."""
+    """The cost for a number of groups: exact for full batches, 0 rows without scores."""
     generation = groups * network_rows(config.generator, config.mixing.images)
-    if config.noise.strategy == "random":
+    if config.noise.strategy not in ("select", "optimise"):
         return NoiseCost(0, generation)
     selection = math.ceil(selection_rows(config) * groups / selections_at_once(config))
     return NoiseCost(selection + groups * optimisation_rows(config), generation)

@@ -80,6 +80,8 @@ def noise_source(
     shape = tuple(generator.latent_shape)
     if config.noise.strategy == "random":
         return random_noise(shape)
+    if config.noise.strategy == "golden":
+        return golden_noise(plan, embeddings, shape)
     scorer = Scorer(
         generator.predict,
         inversion_pair(generator.denoiser.scheduler),
@@ -125,6 +127,37 @@ def random_noise(shape: Sequence[int]) -> NoiseSource:
     def draw(groups: Sequence[MixGroup]) -> GroupNoise:
         record: NoiseNote = {"strategy": "random", "stability": None}
         return initial_noise([group.seed for group in groups], shape), [record] * len(groups), {}
+
+    return draw
+
+
+def golden_noise(plan: BuildPlan, embeddings: Conditioning, shape: tuple[int, ...]) -> NoiseSource:
+    """A source that changes the noise of each group by a network, for the middle of its series.
+
+    Raises:
+        InputError: the network cannot be loaded, or was made for another model.
+    """
+    from semix.pipeline.noise.golden import load_golden  # timm takes seconds
+
+    config = plan.config
+    assert config.noise.network is not None, "of strategy golden"
+    tokens = embeddings.tokens
+    network = load_golden(
+        config.noise.network, latent_shape=shape, condition_size=tokens[0].numel()
+    )
+    middle = torch.full((1, config.mixing.classes), 1 / config.mixing.classes).to(tokens.device)
+
+    def draw(groups: Sequence[MixGroup]) -> GroupNoise:
+        noises = []
+        for group in groups:  # one by one: the batch changes the last bits
+            condition = mix(embeddings, group.classes, middle, config.mixing.interpolation)
+            noise = initial_noise([group.seed], shape)
+            noises.append(network(noise, condition.tokens.float().cpu())[0])
+        records: list[NoiseNote] = [
+            {"strategy": "golden", "stability": None, "digest": noise_digest(noise)}
+            for noise in noises
+        ]
+        return torch.stack(noises), records, {}
 
     return draw
 

@@ -10,9 +10,14 @@ import torch
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
+    CMStochasticIterativeScheduler,
+    ConsistencyModelPipeline,
+    DDIMPipeline,
     DDIMScheduler,
+    DDPMPipeline,
     DiTPipeline,
     DiTTransformer2DModel,
+    EDMEulerScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
@@ -26,6 +31,7 @@ from diffusers import (
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
+    UNet2DModel,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
@@ -145,6 +151,48 @@ def tiny_dit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pipeline = DiTPipeline(transformer, vae, scheduler, id2label=labels)
     pipeline.register_to_config(id2label=labels)  # published models carry it in model_index.json
     return _save(pipeline, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_consistency(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As openai/diffusers-cd_imagenet64_l2: labels, pixels, a consistency model."""
+    pipeline = ConsistencyModelPipeline(_pixel_unet(), CMStochasticIterativeScheduler())
+    return _save(pipeline, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_edm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pixels under EDM's preconditioning, in the folder of a DDPMPipeline."""
+    return _save(DDPMPipeline(_pixel_unet(), EDMEulerScheduler()), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_pixel_ddim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pixels, noise prediction, DDIM."""
+    pipeline = DDIMPipeline(_pixel_unet(), DDIMScheduler(clip_sample=False))
+    return _save(pipeline, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def unlabelled_pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of pixels without labels."""
+    unet = _pixel_unet(num_class_embeds=None)
+    return _save(DDIMPipeline(unet, DDIMScheduler()), tmp_path_factory)
+
+
+def _pixel_unet(**settings: Any) -> UNet2DModel:
+    with seeded(0):
+        return UNet2DModel(
+            sample_size=16,
+            block_out_channels=(WIDTH, WIDTH),
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+            layers_per_block=1,
+            norm_num_groups=4,
+            attention_head_dim=8,
+            num_class_embeds=settings.pop("num_class_embeds", 10),
+            **settings,
+        )
 
 
 @pytest.fixture(scope="session")
