@@ -5,7 +5,6 @@ import pickle
 import resource
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -175,12 +174,15 @@ print("copy", inode)
 
 
 @pytest.mark.process
-def test_processes_of_a_machine_share_one_copy(pictures, tmp_path):
+def test_processes_of_a_machine_share_one_copy(pictures, tmp_path, monkeypatch):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))  # of no other test that trains at the same time
     output = run_two(SHARED, tmp_path, pictures)
     copies = [line for line in output.splitlines() if line.startswith("copy")]
     assert len(copies) == 2
     assert len(set(copies)) == 1
-    assert not list(Path(tempfile.gettempdir()).glob("semix-images-*"))
+    assert not list(folder.glob("semix-images-*"))
 
 
 def test_no_room_for_the_shared_copy_is_refused_by_name(split, limited_files):
