@@ -41,7 +41,7 @@ def models() -> dict[str, type[Settings]]:
     """The settings that each command reads."""
     from semix.calib.config import TrainConfig
     from semix.calib.study import StudyConfig
-    from semix.flows.loop import LoopConfig
+    from semix.flows.loop_config import LoopConfig
     from semix.pipeline.config import BuildConfig
 
     return {"build": BuildConfig, "train": TrainConfig, "study": StudyConfig, "loop": LoopConfig}

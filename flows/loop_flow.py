@@ -27,12 +27,12 @@ from semix.flows.loop import (
     EVEN,
     MODELS,
     PAGE,
-    LoopConfig,
     LoopRun,
     PreparedLoop,
     prepare_loop,
     run_folder,
 )
+from semix.flows.loop_config import LoopConfig
 from semix.flows.paths import training_folder
 from semix.flows.series_by_run import share_by_run
 from semix.flows.slots import MAX_SLOTS

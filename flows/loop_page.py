@@ -11,7 +11,8 @@ from semix.calib.shown_measures import ACCURACY, ECE, NLL
 from semix.calib.tables import summary_table
 from semix.data.files import write_json
 from semix.data.root import Root
-from semix.flows.loop import CHOSEN, EVEN, LOOP_JSON, PAGE, LoopConfig, LoopRun
+from semix.flows.loop import CHOSEN, EVEN, LOOP_JSON, PAGE, LoopRun
+from semix.flows.loop_config import LoopConfig
 
 MEASURES = (ACCURACY, ECE, NLL)
 

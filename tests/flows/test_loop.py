@@ -17,7 +17,8 @@ from semix.data.errors import InputError
 from semix.data.formats import SeriesByRun
 from semix.data.root import Root
 from semix.data.settings import load_settings
-from semix.flows.loop import LoopConfig, loop, loop_runs, prepare_loop
+from semix.flows.loop import loop, loop_runs, prepare_loop
+from semix.flows.loop_config import LoopConfig
 from semix.pipeline.root import create_build, extend_root_by_run
 from tests.command import semix
 from tests.pipeline.roots import plan_of, tars

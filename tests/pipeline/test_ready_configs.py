@@ -10,7 +10,7 @@ from semix.configs import FOLDER as CONFIGS
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
-from semix.flows.loop import LoopConfig
+from semix.flows.loop_config import LoopConfig
 from semix.flows.study_builds import mixed_plans
 from semix.pipeline.checks import check_generator
 from semix.pipeline.config import BuildConfig
