@@ -21,14 +21,14 @@ from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
 from semix.flows.gpus import visible_gpus
 from semix.flows.loop_config import LoopConfig
+from semix.flows.parameters import MAX_ROUNDS
 from semix.flows.paths import check_writable, training_folder
 from semix.flows.slots import MAX_SLOTS
+from semix.flows.study_builds import MODELS
 from semix.pipeline.plan import BuildPlan
 
-MAX_ROUNDS = 100
 LOOP_JSON, PAGE = "loop.json", "loop.html"
 CHOSEN, EVEN = "mixed", "mixed-even"  # the mixed datasets, whose rounds differ
-MODELS = "models"
 
 log = logging.getLogger("semix.loop")
 

@@ -13,7 +13,6 @@ from semix.calib.results import load_methods
 from semix.calib.run_folder import claim_run, is_measured
 from semix.calib.study_jobs import plan_jobs
 from semix.data.files import published
-from semix.data.formats import SeriesByRun
 from semix.data.real import load_real
 from semix.data.root import Root
 from semix.flows import parameters as p
@@ -25,7 +24,6 @@ from semix.flows.gpus import visible_gpus
 from semix.flows.loop import (
     CHOSEN,
     EVEN,
-    MODELS,
     PAGE,
     LoopRun,
     PreparedLoop,
@@ -37,6 +35,7 @@ from semix.flows.paths import training_folder
 from semix.flows.series_by_run import share_by_run
 from semix.flows.slots import MAX_SLOTS
 from semix.flows.slots.slot import RECORD
+from semix.flows.study_builds import MODELS, model_settings
 from semix.flows.study_flow import run_jobs
 from semix.pipeline.root import create_build, extend_root, extend_root_by_run
 from semix.pipeline.standins import train_standins
@@ -92,11 +91,7 @@ def begin(settings: LoopConfig, out: Path, *, slots: int) -> None:
 @task(task_run_name="small models", **RECORD)
 def small_models(settings: LoopConfig, out: Path) -> dict[str, str]:
     """Settings of small models of the training images, trained unless they exist."""
-    models = train_standins(load_real(settings.real), out / MODELS)
-    return {
-        "generator.model": str(models.diffusion.absolute()),
-        "annotation.model": f"local-dir:{models.clip.absolute()}",
-    }
+    return model_settings(train_standins(load_real(settings.real), out / MODELS))
 
 
 @task(task_run_name="add series, round {number}", **RECORD)
@@ -107,14 +102,11 @@ def add_series(settings: LoopConfig, number: int, out: Path) -> None:
     if len(chosen.extensions) < number:
         series = settings.series_per_pair * pairs
         judge = run_folder(settings, out, number - 1, CHOSEN)
-        extend_root_by_run(chosen, series, partial(_share, settings, chosen, judge, series))
+        names = chosen.plan.class_names
+        share = partial(share_by_run, by=settings.by, even=settings.even, class_names=names)
+        extend_root_by_run(chosen, series, partial(share, judge, series))
     if len(even.extensions) < number:
         extend_root(even, planned + number * settings.series_per_pair)
-
-
-def _share(settings: LoopConfig, root: Root, judge: Path, series: int) -> SeriesByRun:
-    names = root.plan.class_names
-    return share_by_run(judge, series, by=settings.by, even=settings.even, class_names=names)
 
 
 def train(runs: Sequence[LoopRun], out: Path, *, slots: int) -> None:

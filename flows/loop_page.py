@@ -10,7 +10,7 @@ from semix.calib.results import MethodResult, load_methods
 from semix.calib.shown_measures import ACCURACY, ECE, NLL
 from semix.calib.tables import summary_table
 from semix.data.files import write_json
-from semix.data.root import Root
+from semix.data.root import Root, Round
 from semix.flows.loop import CHOSEN, EVEN, LOOP_JSON, PAGE, LoopRun
 from semix.flows.loop_config import LoopConfig
 
@@ -27,25 +27,28 @@ def write_loop_page(settings: LoopConfig, runs: Sequence[LoopRun], out: Path) ->
     last = max(run.round for run in runs)
     ordered = sorted(runs, key=lambda run: (run.round != last, run.kind != EVEN, run.round))
     root = Root(str(out / CHOSEN))
+    planned = root.rounds()[: last + 1]  # an earlier command may have asked for more
     labels = {CHOSEN: f"by {settings.by}", EVEN: "even"}
     write_report(
         out / PAGE,
         runs=[run.folder for run in ordered],
         mixed=root.url,
         agreement=None,
-        facts={"rounds": {str(n): each["by"] for n, each in enumerate(root.rounds())}},
+        facts={"rounds": {str(n): each["by"] for n, each in enumerate(planned)}},
         title=settings.name,
         rounds={labels[kind]: curve for kind, curve in curves.items()},
     )
-    write_json(out / LOOP_JSON, _record(root, curves))
+    write_json(out / LOOP_JSON, _record(planned, curves))
     return out / PAGE
 
 
-def _record(root: Root, curves: dict[str, list[MethodResult]]) -> dict[str, Any]:
+def _record(
+    rounds_planned: Sequence[Round], curves: dict[str, list[MethodResult]]
+) -> dict[str, Any]:
     """Series and measures by round, and the change by choosing pairs with its interval."""
     rounds, series = [], 0
     for number, (planned, chosen, even) in enumerate(
-        zip(root.rounds(), curves[CHOSEN], curves[EVEN], strict=True)
+        zip(rounds_planned, curves[CHOSEN], curves[EVEN], strict=True)
     ):
         series += planned["series"]
         changes = {}

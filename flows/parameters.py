@@ -9,6 +9,7 @@ from semix.data.ranges import parse_ranges
 from semix.flows.launcher import MAX_RESTARTS
 from semix.flows.slots import MAX_SLOTS
 
+MAX_ROUNDS = 100  # of a loop
 MORE_PANEL = "More options"  # the `--help` panel of options that most runs do not need
 RANGES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
 OVERRIDE = {"items_schema": {"type": "str", "pattern": r"^[^=]+="}}
@@ -293,7 +294,7 @@ Rounds = Annotated[
     Option(
         "how often series are added and all runs trained anew",
         metavar="N",
-        rules={"ge": 1, "le": 100},
+        rules={"ge": 1, "le": MAX_ROUNDS},
     ),
 ]
 Trainers = Annotated[

@@ -91,7 +91,7 @@ def show_root(root: Root, *, as_json: bool, full: bool, price: Price | None = No
     counts = root.progress()
     facts = {**root.status(), "missing": counts.shards - counts.done}
     if "rounds" in facts and not as_json:
-        facts["rounds"] = "; ".join(map(_describe_round, root.rounds()))
+        facts["rounds"] = "; ".join(map(_describe_round, facts["rounds"]))
     if full or price is not None:
         facts |= _record_facts(counts, root.totals(), as_json=as_json, price=price)
     facts["lineage"] = source(root.plan) if as_json else describe_source(source(root.plan))

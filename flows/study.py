@@ -130,8 +130,8 @@ def prepare_study(
     check_writable("out", out)
     mixed = mixed_plans(settings, cells)
     check_cells(todo)
-    check_same_images(todo, cells, out)
     if todo:
+        check_same_images(todo, cells, out)
         visible_gpus()  # raises if the driver does not work
     store.check_writable()
     for cell in todo:

@@ -45,12 +45,16 @@ class MixedPlan:
         """The config of the build. Raises InputError for settings that no build accepts."""
         values = self.settings
         if models is not None:
-            trained_models = {
-                "generator.model": str(models.diffusion.absolute()),
-                "annotation.model": f"{LOCAL}{models.clip.absolute()}",
-            }
-            values = merged(values, trained_models)
+            values = merged(values, model_settings(models))
         return load_settings(BuildConfig, values)
+
+
+def model_settings(models: StandIns) -> dict[str, str]:
+    """Settings of a build that take these models."""
+    return {
+        "generator.model": str(models.diffusion.absolute()),
+        "annotation.model": f"{LOCAL}{models.clip.absolute()}",
+    }
 
 
 def mixed_plans(study: StudyConfig, cells: Sequence[Cell]) -> list[MixedPlan]:

@@ -105,12 +105,12 @@ class MixedConfig(Settings):
         "the conditioning weights",
     )
     exclude: Exclusion | None = Field(None, description="rules for series to leave out")
+    # Not stored where they are unused, so that they change the identity of no other run.
     choose: ChoiceConfig | None = Field(
         None,
         description="train on some of the series, by what another run says of their images",
         exclude_if=lambda value: value is None,
     )
-    # Not stored where they are unused, so that they change the identity of no other run.
     control: ControlName | None = Field(
         None,
         description="as an ablation: only end points with hard labels, only interior images, "

@@ -307,7 +307,7 @@ def standins(
     out: Annotated[Path, typer.Option(metavar="MODELS", help="folder for the models")],
     size: Annotated[
         StandInSize,
-        typer.Option(help="minutes; an hour, by estimate; or larger ones, for a GPU"),
+        typer.Option(help="minutes; an hour; or larger ones, for a GPU"),
     ] = StandInSize.small,
     overrides: p.RealOverrides = [],  # noqa: B006
     json: p.Json = False,

@@ -37,7 +37,7 @@ class PixelModel(GuidedDenoiser):
         self.scheduler = self.pipeline.scheduler
         self.latent_shape: tuple[int, ...] = native_shape(self.network)
         self.pipeline.vae = Pixels(self.latent_shape[0])
-        self.unconditional = one_hot_rows([0], self.labels, device=device)  # never used
+        self.unconditional = one_hot_rows([0], self.labels, device=device)  # only counted
 
     def encode(self, names: Sequence[str]) -> Conditioning:
         """One-hot weights [N, labels].

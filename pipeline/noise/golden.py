@@ -107,9 +107,8 @@ def load_golden(path: str, *, latent_shape: tuple[int, ...], condition_size: int
         remedy = f"cannot be read as safetensors ({error}); docs/noise.md says how to convert one"
         raise InputError(FIELD, path, remedy) from None
     network = GoldenNoise(*_sizes(tensors, path))
-    # The code keeps a batch norm that it does not use, and buffers that timm derives.
-    known = network.state_dict()
-    missing = sorted(known.keys() - tensors.keys() - {n for n in known if "relative_position" in n})
+    known = network.state_dict()  # the published code keeps a batch norm that it does not use
+    missing = sorted(known.keys() - tensors.keys())
     if missing:
         remedy = f"lacks {missing[0]} and {len(missing) - 1} further weights of Golden Noise"
         raise InputError(FIELD, path, remedy)
@@ -118,7 +117,7 @@ def load_golden(path: str, *, latent_shape: tuple[int, ...], condition_size: int
         remedy = f"was made for latents {list(expected)} and {network.condition_size:,} numbers of "
         remedy += f"text; this model has {list(shape)} and {condition_size:,}"
         raise InputError(FIELD, path, remedy)
-    network.load_state_dict({n: tensors[n] for n in known if n in tensors}, strict=False)
+    network.load_state_dict({name: tensors[name] for name in known})
     return network.float().eval().requires_grad_(False)
 
 

@@ -181,7 +181,7 @@ class _Training:
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on a GPU; on a CPU that has it, the denoiser was as fast in float32, CLIP faster."""
+    """bfloat16 on a GPU; the denoiser, which takes longest, is as fast in float32 on a CPU."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 

@@ -80,6 +80,9 @@ def test_rounds_that_were_killed_go_on_to_the_same_bytes(prefect_api, config, tm
     page = (whole / "loop.html").read_text()
     assert "<h2>Rounds</h2>" in page and "round 2, by confusion against round 2, even" in page
 
+    fewer = loop(config, whole, rounds=1)  # all of it is measured
+    assert fewer["rounds"] == record["rounds"][:2]
+
     stages = (
         lambda: list((broken / "mixed").glob("shards/0000/*.json")),
         lambda: (broken / "mixed/extensions/1.json").exists(),
