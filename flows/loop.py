@@ -9,7 +9,7 @@ from typing import Any
 from semix.calib.check import check_launch, check_modules, check_settings
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import check_same_config, is_measured
-from semix.calib.study import Cell, error_prefix
+from semix.calib.study import Cell, error_prefix, replicate_name
 from semix.data.errors import InputError
 from semix.data.files import read_json
 from semix.data.formats import MAX_GROUPS, PLAN
@@ -27,7 +27,7 @@ from semix.flows.slots import MAX_SLOTS
 from semix.flows.study_builds import MODELS
 from semix.pipeline.plan import BuildPlan
 
-LOOP_JSON, PAGE = "loop.json", "loop.html"
+LOOP_JSON, LOOP_MD, PAGE = "loop.json", "loop.md", "loop.html"
 CHOSEN, EVEN = "mixed", "mixed-even"  # the mixed datasets, whose rounds differ
 
 log = logging.getLogger("semix.loop")
@@ -111,11 +111,39 @@ def loop(
 
 
 @dataclass(frozen=True)
+class Replicate:
+    """The rounds of one split and draw.
+
+    Attributes:
+        settings: with the seeds of the split and the draw.
+        split, draw: None if the loop names no such seeds.
+        out: its folder, that of the loop if there is no other.
+    """
+
+    settings: LoopConfig
+    split: int | None
+    draw: int | None
+    out: Path
+    runs: Sequence[LoopRun]
+
+
+@dataclass(frozen=True)
 class PreparedLoop:
     """A loop that passed all checks."""
 
-    settings: LoopConfig
-    runs: Sequence[LoopRun]
+    name: str
+    replicates: Sequence[Replicate]
+
+
+def replicates_of(config: LoopConfig, out: Path, rounds: int) -> list[Replicate]:
+    """All replicates, split by split; `OUT/loop-split0-draw1`."""
+    replicates = []
+    for split, draw, settings in config.replicates():
+        single = split is None and draw is None
+        folder = out if single else out / replicate_name("loop", split, draw)
+        runs = loop_runs(settings, folder, rounds)
+        replicates.append(Replicate(settings, split, draw, folder, runs))
+    return replicates
 
 
 def prepare_loop(
@@ -137,25 +165,36 @@ def prepare_loop(
     if not 0 <= slots <= MAX_SLOTS:
         raise InputError("--slots", slots, f"choose 1 to {MAX_SLOTS}")
     check_outside_images(settings.real.folder, out)
-    store = Store(str(out))
-    store.require_empty_or_own("loop", own=CHOSEN, leftover=MODELS)
-    plan = BuildPlan(settings.build_config())
+    replicates = replicates_of(settings, out, rounds)
+    first = (replicates[0].out / CHOSEN).relative_to(out).parts[0]
+    Store(str(out)).require_empty_or_own("loop", own=first, leftover=MODELS)
+    for replicate in replicates:
+        _check_replicate(replicate, rounds)
+    check_writable("out", out)
+    todo = [
+        run
+        for replicate in replicates
+        for run in replicate.runs
+        if not is_measured(run.config, run.folder)
+    ]
+    if todo:
+        check_modules(todo[0].config)
+        visible_gpus()  # raises if the driver does not work
+    return PreparedLoop(settings.name, replicates)
+
+
+def _check_replicate(replicate: Replicate, rounds: int) -> None:
+    settings, plan = replicate.settings, BuildPlan(replicate.settings.build_config())
     series = plan.num_groups + rounds * settings.series_per_pair * plan.num_pairs
     if series > MAX_GROUPS:
         remedy = f"ends with {series:,} series, and a root has at most {MAX_GROUPS:,}"
         raise InputError("--rounds", rounds, remedy)
-    runs = loop_runs(settings, out, rounds)
-    for run in runs:
+    for run in replicate.runs:
         check_same_config(run.config, run.folder)
         with error_prefix("train"):  # the mixed dataset does not exist yet
             check_settings(run.config.model_copy(update={"mixed": None}))
             check_launch(run.config, processes=1)
-    check_rounds(settings, out, pairs=plan.num_pairs)
-    check_writable("out", out)
-    if not all(is_measured(run.config, run.folder) for run in runs):
-        check_modules(runs[0].config)
-        visible_gpus()  # raises if the driver does not work
-    return PreparedLoop(settings, runs)
+    check_rounds(settings, replicate.out, pairs=plan.num_pairs)
 
 
 def check_rounds(settings: LoopConfig, out: Path, *, pairs: int) -> None:

@@ -1,11 +1,12 @@
 """The settings of a loop."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from semix.calib.config import TrainConfig
+from semix.calib.config import Seeds, TrainConfig
 from semix.calib.study import Overrides, error_prefix, merged
 from semix.data.errors import InputError
 from semix.data.formats import PairWeighting
@@ -36,6 +37,12 @@ class LoopConfig(Settings):
     standins: bool = Field(
         False, description="train a small generator and a small CLIP on the training images"
     )
+    splits: Seeds | None = Field(
+        None, description="split seeds of the real images, each a replicate; none: as in `real`"
+    )
+    draws: Seeds | None = Field(
+        None, description="seeds of the series, each a replicate of each split; none: as in `build`"
+    )
 
     @model_validator(mode="after")
     def _can_choose_pairs(self) -> Self:
@@ -45,6 +52,21 @@ class LoopConfig(Settings):
             if key in getattr(self, section):
                 raise ValueError(f"`{section}.{key}`: leave it out; `{key}` of the loop is taken")
         return self
+
+    def replicates(self) -> list[tuple[int | None, int | None, "LoopConfig"]]:
+        """Split, draw and settings of each replicate; None where the loop names no seeds."""
+        replicates = []
+        for split, draw in product(self.splits or (None,), self.draws or (None,)):
+            real = {} if split is None else {"split_seed": split}
+            series = {} if draw is None else {"mixing.seed": draw}
+            changes = {
+                "real": self.real.model_copy(update=real),
+                "build": merged(self.build, series),
+                "splits": None,
+                "draws": None,
+            }
+            replicates.append((split, draw, self.model_copy(update=changes)))
+        return replicates
 
     def build_config(self, models: Mapping[str, str] | None = None) -> BuildConfig:
         """The settings of the build of round 0.

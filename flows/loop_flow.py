@@ -27,6 +27,7 @@ from semix.flows.loop import (
     PAGE,
     LoopRun,
     PreparedLoop,
+    Replicate,
     prepare_loop,
     run_folder,
 )
@@ -65,22 +66,29 @@ def loop_flow(
         prepared = from_caller(PreparedLoop) or prepare_loop(
             config, folder, overrides, rounds=rounds, slots=slots
         )
-        settings = prepared.settings
-        begin(settings, folder, slots=slots)
-        for number in range(rounds + 1):
-            if number:
-                add_series(settings, number, folder)
-                for kind in (CHOSEN, EVEN):
-                    build_flow(out=str(folder / kind), slots=slots)
-            train([run for run in prepared.runs if run.round == number], folder, slots=slots)
-        page = write_page(settings, prepared.runs, folder)
-        return {"page": str(page), "runs": [str(run.folder) for run in prepared.runs]}
+        for replicate in prepared.replicates:
+            run_rounds(replicate, models=folder / MODELS, slots=slots)
+        written = write_tables(prepared, folder)
+        return {"loop": str(written), "replicates": [str(each.out) for each in prepared.replicates]}
 
 
-def begin(settings: LoopConfig, out: Path, *, slots: int) -> None:
+def run_rounds(replicate: Replicate, *, models: Path, slots: int) -> None:
+    """Build, train and extend one replicate, and write its page."""
+    settings, out, runs = replicate.settings, replicate.out, replicate.runs
+    begin(settings, out, models=models, slots=slots)
+    for number in range(runs[-1].round + 1):
+        if number:
+            add_series(settings, number, out)
+            for kind in (CHOSEN, EVEN):
+                build_flow(out=str(out / kind), slots=slots)
+        train([run for run in runs if run.round == number], out, slots=slots)
+    write_page(settings, runs, out)
+
+
+def begin(settings: LoopConfig, out: Path, *, models: Path, slots: int) -> None:
     """Build the series of round 0, once; the other mixed dataset begins as a copy."""
-    models = small_models(settings, out) if settings.standins else None
-    root = create_build(settings.build_config(models), str(out / CHOSEN)).root
+    paths = small_models(settings, models) if settings.standins else None
+    root = create_build(settings.build_config(paths), str(out / CHOSEN)).root
     if not root.extensions:
         build_flow(out=root.url, slots=slots)
     if not (out / EVEN).exists():
@@ -89,9 +97,9 @@ def begin(settings: LoopConfig, out: Path, *, slots: int) -> None:
 
 
 @task(task_run_name="small models", **RECORD)
-def small_models(settings: LoopConfig, out: Path) -> dict[str, str]:
+def small_models(settings: LoopConfig, folder: Path) -> dict[str, str]:
     """Settings of small models of the training images, trained unless they exist."""
-    return model_settings(train_standins(load_real(settings.real), out / MODELS))
+    return model_settings(train_standins(load_real(settings.real), folder))
 
 
 @task(task_run_name="add series, round {number}", **RECORD)
@@ -122,11 +130,17 @@ def train(runs: Sequence[LoopRun], out: Path, *, slots: int) -> None:
 
 
 @task(task_run_name="page", **RECORD)
-def write_page(settings: LoopConfig, runs: Sequence[LoopRun], out: Path) -> Path:
+def write_page(settings: LoopConfig, runs: Sequence[LoopRun], out: Path) -> None:
     from semix.flows.loop_page import write_loop_page  # torch and matplotlib cost seconds
 
-    page = write_loop_page(settings, runs, out)
+    write_loop_page(settings, runs, out)
     key = artifact_key("loop", str(out))
     result_table(load_methods([run.folder for run in runs]), key=key)
     link_to(out / PAGE, key=key)
-    return page
+
+
+@task(task_run_name="tables", **RECORD)
+def write_tables(prepared: PreparedLoop, out: Path) -> Path:
+    from semix.flows.loop_tables import write_loop_tables
+
+    return write_loop_tables(prepared, out)

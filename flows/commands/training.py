@@ -133,14 +133,16 @@ def loop(
     Example:
       semix loop configs/loop-digits.yaml --out loop
     """
-    from semix.flows.loop import LOOP_JSON, PAGE
+    from semix.flows.loop import LOOP_MD, PAGE
     from semix.flows.loop import loop as run
 
     record = run(config, out, rounds=rounds, overrides=overrides, slots=slots or None)
     if json:
         emit_json(record)
         return
-    emit(f"written: {Path(out, PAGE)}, {LOOP_JSON}")
+    tables = Path(out, LOOP_MD)
+    emit(tables.read_text().rstrip())
+    emit(f"written: {tables}, loop.json, values.csv, and {PAGE} of each split and draw")
 
 
 def report(

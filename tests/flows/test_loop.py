@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from pandas import read_csv
 from safetensors.torch import load_file
 
 from semix.data.errors import InputError
@@ -59,9 +60,7 @@ def test_rounds_that_were_killed_go_on_to_the_same_bytes(prefect_api, config, tm
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     record = loop(config, whole, rounds=2)
     assert [each["series"] for each in record["rounds"]] == [45, 90, 135]
-    assert (
-        record["rounds"][0]["change"] == {} and len(record["rounds"][2]["change"]["nll plain"]) == 3
-    )
+    assert record["rounds"][0]["change"] == {} and len(record["rounds"][2]["change"]["nll"]) == 3
     chosen, even = Root(str(whole / "mixed")), Root(str(whole / "mixed-even"))
     for root in (chosen, even):
         assert root.plan.num_groups == 135 and root.missing() == []
@@ -107,6 +106,44 @@ def test_rounds_that_were_killed_go_on_to_the_same_bytes(prefect_api, config, tm
     for path in weights:
         made, expected = load_file(broken / path), load_file(whole / path)
         assert all(torch.equal(made[name], expected[name]) for name in expected)
+
+
+def test_each_split_and_draw_has_its_seeds_and_its_folder(config, tmp_path):
+    overrides = ["splits=[0, 1]", "draws=[0, 3]"]
+    replicates = prepare_loop(config, tmp_path / "out", overrides, rounds=1, slots=0).replicates
+    assert [each.out.name for each in replicates] == [
+        f"loop-split{split}-draw{draw}" for split in (0, 1) for draw in (0, 3)
+    ]
+    last = replicates[-1]
+    assert last.settings.build_config().mixing.seed == 3
+    assert {run.config.real.split_seed for run in last.runs} == {1}
+    assert {Path(run.config.mixed.url).parent for run in last.runs} == {last.out}
+
+
+@pytest.mark.slow
+def test_splits_and_draws_are_replicates_of_one_table(prefect_api, config, tmp_path):
+    out = tmp_path / "out"
+    overrides = ["splits=[0, 1]", "draws=[0, 3]", "train.seeds=[0]"]
+    record = loop(config, out, rounds=1, overrides=overrides)
+    assert record["replicates"] == [[0, 0], [0, 3], [1, 0], [1, 3]]
+    values = read_csv(out / "values.csv")
+    shown = values[(values.measure == "nll") & (values.part == "test") & (values.kind == "plain")]
+    assert shown.groupby(["split", "draw"]).size().to_dict() == {
+        (split, draw): 3 for split in (0, 1) for draw in (0, 3)
+    }
+    chosen, even = (
+        shown[shown.row == f"round 1, {how}"].value.to_numpy() for how in ("by confusion", "even")
+    )
+    change, low, high = record["rounds"][1]["change"]["nll"]
+    assert change == pytest.approx((chosen - even).mean(), abs=1e-6) and low < change < high
+    assert "4 splits and draws; mean" in (out / "loop.md").read_text()
+    for name in ("loop-split0-draw0", "loop-split1-draw3"):
+        assert (out / name / "loop.html").is_file() and (out / name / "mixed-even").is_dir()
+    first, second = (
+        json.loads((out / f"loop-split{split}-draw0/round-0/even/data.json").read_text())["real"]
+        for split in (0, 1)
+    )
+    assert first != second
 
 
 def test_runs_have_round_and_kind_in_their_names(config, tmp_path):
