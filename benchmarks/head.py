@@ -14,9 +14,10 @@ from semix.calib.heads import (
     build_head,
 )
 from semix.calib.network import Network
-from semix.calib.real_data import TrainingData, open_data
+from semix.calib.real_data import open_data
 from semix.calib.real_images import InMemoryImages
 from semix.calib.stage_two import HeadStage
+from semix.calib.training_data import TrainingData
 from semix.data.fingerprint import derived_seed
 from semix.data.settings import load_settings
 

@@ -19,8 +19,8 @@ from semix.calib.config import (
     check_accumulation,
 )
 from semix.calib.controls import ControlledDraws
-from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ImageSource, InMemoryImages
+from semix.calib.training_data import TrainingData
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.threads import one_ahead

@@ -13,9 +13,9 @@ from semix.calib.batches import TrainingBatch, apply_changes, draw_changes, head
 from semix.calib.config import AugmentConfig, TrainConfig
 from semix.calib.epoch_lines import EpochLines
 from semix.calib.network import CHUNK, Network, Outputs, apply_in_chunks, apply_to_chunks
-from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ranges
 from semix.calib.stopping import ShouldStop, Stopped, never
+from semix.calib.training_data import TrainingData
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed
 

@@ -21,7 +21,6 @@ from semix.calib.heads import build_head
 from semix.calib.losses.base import Outputs
 from semix.calib.methods import Method
 from semix.calib.models.base import ImageClassifier
-from semix.calib.real_data import TrainingData, TrainingSplit
 from semix.calib.run_folder import (
     CONFIG,
     DATA,
@@ -32,6 +31,7 @@ from semix.calib.run_folder import (
     seed_folder,
     stored_settings,
 )
+from semix.calib.training_data import TrainingData, TrainingSplit
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
 

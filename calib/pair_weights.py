@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from semix.calib.network import load_trained, predict
-from semix.calib.real_data import real_digest
 from semix.calib.run_folder import DATA, read_data, require_trained, run_digest
+from semix.calib.training_data import real_digest
 from semix.data.device import resolve_device
 from semix.data.errors import InputError
 from semix.data.formats import PairWeighting

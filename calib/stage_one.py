@@ -17,9 +17,9 @@ from semix.calib.losses.base import Outputs
 from semix.calib.methods import Method
 from semix.calib.network import Network, SplitOutputs, WeightAverage
 from semix.calib.processes import average_buffers
-from semix.calib.real_data import TrainingData
 from semix.calib.selection import EpochSelection
 from semix.calib.stopping import ShouldStop
+from semix.calib.training_data import TrainingData
 from semix.calib.training_step import EpochRecord, check_compiler, prepare_step
 from semix.data.fingerprint import derived_seed
 

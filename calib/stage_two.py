@@ -36,9 +36,9 @@ from semix.calib.losses.base import CrossEntropy, Outputs, RealLoss
 from semix.calib.network import Network
 from semix.calib.optimiser import build_optimiser
 from semix.calib.processes import average_gradients
-from semix.calib.real_data import TrainingData
 from semix.calib.selection import EpochSelection
 from semix.calib.stopping import ShouldStop, never
+from semix.calib.training_data import TrainingData
 from semix.data.files import write_json
 from semix.data.fingerprint import derived_seed
 

@@ -47,7 +47,7 @@ def check_same_images(todo: Sequence[Cell], cells: Sequence[Cell], out: Path) ->
     Raises:
         InputError: names the data.json of a run that began with other images.
     """
-    from semix.calib.real_data import real_digest  # imports torch
+    from semix.calib.training_data import real_digest  # imports torch
     from semix.data.real import load_real
 
     for settings in dict.fromkeys(cell.config.real for cell in todo):

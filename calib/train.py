@@ -27,7 +27,7 @@ from semix.calib.processes import (
     log_from_main_process,
     wait_for_all,
 )
-from semix.calib.real_data import TrainingData, open_data, prepare
+from semix.calib.real_data import open_data
 from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -54,6 +54,7 @@ from semix.calib.stopping import (
     watch_for_termination,
 )
 from semix.calib.trackers import Tracking
+from semix.calib.training_data import TrainingData, prepare
 from semix.data.device import resolve_device
 from semix.data.errors import InputError, choices
 from semix.data.files import require_own_files, write_json

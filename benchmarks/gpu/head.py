@@ -15,8 +15,8 @@ from benchmarks.head import train_images, train_in_loop
 from benchmarks.measure import Result
 from semix.calib.config import TrainConfig
 from semix.calib.network import Network
-from semix.calib.real_data import TrainingData
 from semix.calib.stage_two import HeadStage
+from semix.calib.training_data import TrainingData
 from semix.data.device import float32_precision
 from semix.data.settings import load_settings
 from semix.data.splits import ImageSplit, RealDataset

@@ -24,7 +24,7 @@ from semix.calib.metrics.conformal import SCORES, measure_sets
 from semix.calib.metrics.measures import summarise
 from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from semix.calib.processes import broadcast_from_main
-from semix.calib.real_data import TrainingData, open_data
+from semix.calib.real_data import open_data
 from semix.calib.replicates import COMPARED_MEASURES, STORED_RESAMPLES
 from semix.calib.run_folder import (
     EVALUATION,
@@ -43,6 +43,7 @@ from semix.calib.run_folder import (
     seed_evaluation_path,
     stored_settings,
 )
+from semix.calib.training_data import TrainingData
 from semix.data.files import read_json, write_json
 
 MISCOVERAGE = 0.1  # of the conformal sets that are measured

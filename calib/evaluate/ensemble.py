@@ -13,8 +13,8 @@ from semix.calib.calibration import Calibration
 from semix.calib.checkpoint import save_tensors
 from semix.calib.config import TrainConfig
 from semix.calib.evaluate.predictions import Load, TrainedSeed
-from semix.calib.real_data import TrainingData
 from semix.calib.run_folder import StageName
+from semix.calib.training_data import TrainingData
 from semix.data.fingerprint import fingerprint
 
 FOLDER = "ensemble"  # in a run, beside the folders of its seeds

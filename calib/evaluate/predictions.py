@@ -16,9 +16,9 @@ from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 from semix.calib.config import TrainConfig
 from semix.calib.network import CHUNK, StageClassifiers, load_stages
 from semix.calib.processes import broadcast_from_main, wait_for_all
-from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ranges
 from semix.calib.run_folder import HEAD, MODEL, StageName, logits_file, run_digest, seed_folder
+from semix.calib.training_data import TrainingData
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed, file_digest, fingerprint

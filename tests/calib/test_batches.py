@@ -18,8 +18,9 @@ from semix.calib.batches import (
 from semix.calib.check import check_shares
 from semix.calib.config import AugmentConfig
 from semix.calib.network import Normalise
-from semix.calib.real_data import open_data, pixel_histogram
+from semix.calib.real_data import open_data
 from semix.calib.real_images import InMemoryImages
+from semix.calib.training_data import pixel_histogram
 from semix.data.dataset import MixedDataset, end_and_inner
 from semix.data.errors import InputError
 

@@ -53,7 +53,8 @@ from semix.calib import processes
 from semix.calib.config import TrainConfig
 from semix.calib.divergence import Diverged
 from semix.calib.network import SplitOutputs, load_trained
-from semix.calib.real_data import TrainingData, open_data
+from semix.calib.real_data import open_data
+from semix.calib.training_data import TrainingData
 from semix.calib.real_images import decode
 from semix.calib.run_folder import claim_run
 from semix.calib.stage_one import BaseStage

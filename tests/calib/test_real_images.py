@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 
 from semix.calib import real_images
-from semix.calib.real_data import TrainingData, check_overlap, open_data
+from semix.calib.real_data import open_data
 from semix.calib.real_images import InMemoryImages, StreamedImages, decode, open_images, ranges
 from semix.calib.train import train_run
+from semix.calib.training_data import TrainingData, check_overlap
 from semix.data.errors import InputError
 from semix.data.real import RealDataConfig, load_real
 from semix.data.splits import ImageSplit

@@ -23,10 +23,11 @@ from semix.calib.heads import SparsityController, build_head
 from semix.calib.losses import build_loss
 from semix.calib.metrics import calibration_metrics
 from semix.calib.network import Classifier, Network, predict
-from semix.calib.real_data import TrainingData, open_data
+from semix.calib.real_data import open_data
 from semix.calib.real_images import decode
 from semix.calib.stage_two import HeadStage
 from semix.calib.stopping import Stopped
+from semix.calib.training_data import TrainingData
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed
 from tests.calib.runs import stop_after

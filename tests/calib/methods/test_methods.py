@@ -8,8 +8,9 @@ from semix.calib.check import check_config
 from semix.calib.losses import build_loss
 from semix.calib.methods import build_method
 from semix.calib.network import Network, Normalise
-from semix.calib.real_data import open_data, pixel_histogram
+from semix.calib.real_data import open_data
 from semix.calib.stage_one import BaseStage
+from semix.calib.training_data import pixel_histogram
 from semix.data.errors import InputError
 
 
