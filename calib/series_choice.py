@@ -1,13 +1,14 @@
 """Choose the series to train on by what a run's classifiers say of their images."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from semix.calib.config import ChoiceConfig
+from semix.calib.config import ChoiceConfig, TrainConfig
 from semix.calib.network import load_trained, predict
 from semix.calib.run_folder import read_data, require_trained, run_digest
 from semix.data.dataset import MixedDataset
@@ -65,15 +66,9 @@ def class_probabilities(mixed: MixedDataset, run: Path, image_size: int) -> Tens
     `predictions/RUN-DIGEST/SERIES-DIGEST.safetensors`. Of several processes the first to write
     decides, so that all choose the same series.
     """
-    config, record = require_trained(run), read_data(run)
-    if list(mixed.class_names) != record["class_names"]:
-        remedy = "has other classes than the mixed dataset; name a run on the same classes"
-        raise InputError("mixed.choose.run", run, remedy)
-    if config.real.image_size != image_size:
-        remedy = f"sees images of {config.real.image_size} pixels, and these have {image_size}"
-        raise InputError("mixed.choose.run", run, remedy)
+    config = require_judge(run, mixed.class_names, image_size)
     store = Store(mixed.url)
-    name = f"{FOLDER}/{run_digest(config, record)}/{mixed.series_digest}.safetensors"
+    name = f"{FOLDER}/{run_digest(config, read_data(run))}/{mixed.series_digest}.safetensors"
     if not store.exists(name):
         networks = [load_trained(run, seed, config=config) for seed in config.seeds]
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -85,3 +80,19 @@ def class_probabilities(mixed: MixedDataset, run: Path, image_size: int) -> Tens
             chunks.append(means.view(len(series), -1, means.shape[-1]).half())
         store.create(name, save({"probabilities": torch.cat(chunks)}))
     return load(store.get(name))["probabilities"].float()
+
+
+def require_judge(run: Path, class_names: Sequence[str], image_size: int) -> TrainConfig:
+    """The settings of a run that can judge such images.
+
+    Raises:
+        InputError: it is not trained, or has other classes or another image size.
+    """
+    config, record = require_trained(run), read_data(run)
+    if list(class_names) != record["class_names"]:
+        remedy = "has other classes than the mixed dataset; name a run on the same classes"
+        raise InputError("mixed.choose.run", run, remedy)
+    if config.real.image_size != image_size:
+        remedy = f"sees images of {config.real.image_size} pixels, and these have {image_size}"
+        raise InputError("mixed.choose.run", run, remedy)
+    return config

@@ -21,6 +21,7 @@ from semix.calib.config import TrainConfig
 from semix.calib.features import check_memory as check_features
 from semix.calib.models.complexity import complexity
 from semix.calib.real_data import open_data
+from semix.calib.series_choice import require_judge
 from semix.data.device import multiply
 from semix.data.errors import InputError
 from semix.data.formats import PLAN
@@ -33,6 +34,8 @@ from semix.flows.build_steps import decode_all_images
 from semix.flows.configs import NAMES, command_of, models
 from semix.flows.costs import amount, free_bytes
 from semix.flows.gpus import VISIBLE_DEVICES, ask_driver, visible_gpus
+from semix.flows.loop_config import LoopConfig
+from semix.flows.series_by_run import series_of_config
 from semix.flows.server_probe import ServerFacts, prefect_settings, probe
 from semix.pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
 from semix.pipeline.config import BuildConfig, EncoderConfig
@@ -92,21 +95,31 @@ class DoctorInput:
 
 
 def doctor_input(config: str, overrides: Sequence[str], out: str) -> DoctorInput:
-    """Recognise the settings of a build or a training run by their sections.
+    """Recognise the settings of a build, a training run or a loop by their sections.
 
     Raises:
-        InputError: they cannot be read, or belong to neither.
+        InputError: they cannot be read, or belong to none of these.
     """
     if not config:
         if overrides:
             raise InputError("--set", overrides[0], "overrides a config; give a config, too")
         return DoctorInput(out=out)
     command = command_of(config)
-    if command not in ("build", "train"):
+    if command not in ("build", "train", "loop"):
         kind = f"is {NAMES[command]}" if command else "has no sections of a config"
-        raise InputError("config", config, f"{kind}; give that of a build or of a training run")
+        remedy = f"{kind}; give that of a build, of a training run or of a loop"
+        raise InputError("config", config, remedy)
     settings: Any = load_settings(models()[command], config, overrides)
+    if command == "loop":
+        return _loop_input(settings, out)
     return DoctorInput(out=out, **{command: settings})
+
+
+def _loop_input(loop: LoopConfig, out: str) -> DoctorInput:
+    """A loop's first replicate; models that it trains and images that it makes are not here yet."""
+    _, _, settings = loop.replicates()[0]
+    train = settings.train_config("round 0", out or "mixed").model_copy(update={"mixed": None})
+    return DoctorInput(None if loop.standins else settings.build_config(), train, out)
 
 
 def examine(subject: DoctorInput) -> Iterator[Finding]:
@@ -117,6 +130,7 @@ def examine(subject: DoctorInput) -> Iterator[Finding]:
         "memory": check_memory,
         "pictures": check_pictures,
         "real images": check_real_images,
+        "judge": check_judge,
         "training": check_training,
         "store": check_store,
         "Prefect": check_prefect,
@@ -334,14 +348,27 @@ def check_real_images(subject: DoctorInput) -> Iterator[Finding]:
     yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}")
 
 
+def check_judge(subject: DoctorInput) -> Iterator[Finding]:
+    """Check the run whose classifiers determine pairs of classes, or choose series."""
+    if subject.build is not None and (pairs := subject.build.mixing.pairs).kind == "confused":
+        shared = series_of_config(subject.build, load_real(subject.build.real).class_names)
+        most = max(count for _, _, count in shared.series)
+        result = f"{pairs.run}, on {shared.images} images: up to {most} series for a pair"
+        yield Finding("judge", OK, result)
+    if subject.train is not None and (mixed := subject.train.mixed) and (choice := mixed.choose):
+        names = load_real(subject.train.real).class_names
+        require_judge(Path(choice.run), names, subject.train.real.image_size)
+        yield Finding("judge", OK, f"{choice.run} can choose series")
+
+
 def check_training(subject: DoctorInput) -> Iterator[Finding]:
     """Check all that a training run checks before its first step."""
     if (config := subject.train) is None:
         return
     check_config(config)
     check_launch(config, processes=1)
-    if config.mixed is not None:  # not into memory: `verify --full` decodes all images
-        mixed = config.mixed.model_copy(update={"memory_gib": 0.0})
+    if config.mixed is not None:  # not into memory, nor judged: both decode all images
+        mixed = config.mixed.model_copy(update={"memory_gib": 0.0, "choose": None})
         config = config.model_copy(update={"mixed": mixed})
     data = open_data(config)
     check_features(config, images=len(data.real.train), num_classes=data.num_classes)
@@ -356,7 +383,7 @@ def check_store(subject: DoctorInput) -> Iterator[Finding]:
         yield Finding("store", UNCHECKED, "no path or URL was given; --out URL")
         return
     store = Store(subject.out)
-    if subject.build is not None:
+    if subject.build is not None and subject.train is None:
         store.require_empty_or_own(MIXED, own=PLAN)
     store.check_writable(tidy=True)  # fails within seconds; later requests wait for recovery
     start = time.monotonic()

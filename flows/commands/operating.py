@@ -18,7 +18,7 @@ COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "
 
 def doctor(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="config of a build or a training run")
+        str, typer.Argument(metavar="CONFIG", help="config of a build, a training run or a loop")
     ] = "",
     out: Annotated[str, typer.Option(metavar="PLACE", help="where the run would write")] = "",
     overrides: p.BuildOverrides = [],  # noqa: B006 - typer copies it

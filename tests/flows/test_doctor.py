@@ -440,6 +440,36 @@ def test_what_a_training_would_refuse_is_named(home, training, override, found, 
     assert found in row["found"] and remedy in row["remedy"]
 
 
+def test_a_loop_is_checked_as_its_build_and_its_training(home, hasty_config, tmp_path):
+    build = hasty_config.model_dump(mode="json", exclude_defaults=True)
+    build.pop("real")
+    values = {
+        "name": "a loop",
+        "real": {"name": "digits", "set_aside_per_class": 6},
+        "build": build,
+        "train": {"model": {"name": "lenet"}, "mixed": {"loss": "soft_ce"}},
+        "series_per_pair": 1,
+    }
+    path = tmp_path / "loop.json"
+    path.write_text(json.dumps(values))
+    status, rows = doctor(path, "--out", tmp_path / "out")
+    assert status == 0 and rows["generator.model"]["state"] == "ok"
+    assert rows["training"]["state"] == "ok" and "240 to train" in rows["real images"]["found"]
+    status, rows = doctor(path, "--set", "build.generator.model=nowhere")
+    assert status == 1 and rows["models"]["state"] == "failed"
+    _, rows = doctor(path, "--set", "build.generator.model=nowhere", "--set", "standins=true")
+    assert rows["models"]["state"] == "not checked"
+
+
+def test_a_run_that_judges_is_checked(config_file, home, training, tmp_path):
+    pairs = f"mixing.pairs={{kind: confused, run: {tmp_path / 'nowhere'}}}"
+    status, rows = doctor(config_file, "--set", pairs)
+    assert status == 1 and rows["judge"]["found"] == f"run = {tmp_path / 'nowhere'}"
+    status, rows = doctor(training, "--set", f"mixed.choose.run={tmp_path / 'nowhere'}")
+    assert status == 1 and "there is no such folder" in rows["judge"]["remedy"]
+    assert rows["training"]["state"] == "ok"
+
+
 def test_settings_of_something_else_are_refused(tmp_path):
     path = tmp_path / "other.yaml"
     path.write_text("colour: red")
