@@ -36,7 +36,8 @@ class Judge:
         if self.config.mixed is not None:
             remedy = "was trained on mixed images; name a run trained on real images alone"
             raise InputError("judge", run, remedy)
-        seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
+        rows = read_json(run / EVALUATION)["rows"]
+        seeds = sorted({row["seed"] for row in rows if row["seed"] is not None})  # no ensemble
         self.classifiers = [load_trained(run, seed, config=self.config) for seed in seeds]
         classifiers = "a classifier" if len(seeds) == 1 else f"the mean of {len(seeds)} classifiers"
         self.name = f"{classifiers} trained on real images alone"

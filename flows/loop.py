@@ -84,7 +84,9 @@ def loop(
     Args:
         config: settings, or the path or URL of a YAML file of them; `overrides` as in
             `section.key=value`.
-        out: the loop's folder: models/, mixed/, mixed-even/, round-N/, loop.html and loop.json.
+        out: the loop's folder: models/, mixed/, mixed-even/, round-N/, loop.html, loop.md,
+            loop.json and values.csv. With splits or draws each replicate has a folder in it, and
+            the last three are over all of them.
         rounds: how often series are added.
         slots: number of workers and trainers; None means one per GPU, or one.
     Returns:
