@@ -324,6 +324,12 @@ def read_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":  # as the key `on`, which YAML 1.1 reads as true
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)

@@ -50,6 +50,12 @@ class Outer(Settings):
     kind: Literal["projection", "simplex"] = "projection"
 
 
+def test_a_key_that_yaml_takes_for_true_is_text(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("on: {no: on}")
+    assert read_config_file(file) == {"on": {"no": True}}
+
+
 def test_yaml_and_overrides(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("inner:\n  alphas: 5\nrate: 1e-2\n")

@@ -28,7 +28,7 @@ FROM_HUB = {
     "imagefolder-z-image-turbo.yaml",
 }
 GREY = {"study-digits.yaml", "study-fashion.yaml"}  # with out-of-distribution images of the user
-FASHION = {"study-fashion.yaml", "study-fashion-scarce.yaml"}
+FASHION = {"study-fashion.yaml", "study-fashion-scarce.yaml", "study-fashion-resnet.yaml"}
 STUDIES = [name for name in FILES if name.startswith("study-")]
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
