@@ -10,7 +10,9 @@ from semix.data.real import load_real
 
 
 def test_the_class_of_the_highest_mean_probability(make_config, tmp_path):
-    config = make_config("seeds=[0,2,5]", "mixed=null", "head=null", "epochs=2", "evaluation.ensemble=true")
+    config = make_config(
+        "seeds=[0,2,5]", "mixed=null", "head=null", "epochs=2", "evaluation.ensemble=true"
+    )
     run = claim_run(config, tmp_path / "run").parent
     train_run(run)
     images = torch.from_numpy(load_real(config.real).test.images())
