@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from semix.calib.metrics import ReliabilityBins, reliability_bins
+from semix.calib.metrics.selective import risk_at_coverages
 from semix.calib.results import MethodResult
 from semix.calib.shown_measures import ACCURACY, ECE, NLL, Summary
 from semix.data.pages import DARK, LIGHT, Theme
@@ -32,6 +33,11 @@ STYLE: Any = {  # matplotlib's types list every key
 }
 DPI = 150
 TITLE_WIDTH = 22  # characters per line, above a small diagram
+COVERAGES = np.linspace(0.01, 1, 100)
+# Okabe and Ito's colours that can be read on light and on dark; the baseline has that of the text.
+DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LINES = ("-", "--", ":", "-.")
+LEGEND_ROWS = 8
 MARKERS = "Ds^v" * 8  # each serves twenty colours, before they repeat
 
 
@@ -94,6 +100,43 @@ def rounds_picture(curves: Mapping[str, Sequence[MethodResult]]) -> Picture:
         figure.axes[0].legend(labelcolor=theme.ink, frameon=False)
 
     return _both_themes(draw, width=7.2, height=5.2)
+
+
+def coverage_picture(methods: Sequence[MethodResult]) -> Picture:
+    """Plot errors among the most confident test images, along their share; means over seeds.
+
+    Args:
+        methods: on the same images, as trained.
+    Raises:
+        InputError: a logits file is missing.
+    """
+    curves = {method.label: _mean_risk(method) for method in methods}
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        axes = figure.add_subplot()
+        for index, (label, risk) in enumerate(curves.items()):
+            colour = DISTINCT[index % len(DISTINCT)] if index else theme.ink
+            style = LINES[index // len(DISTINCT) % len(LINES)]
+            axes.plot(100 * COVERAGES, 100 * risk, style, color=colour, label=_escape(label))
+        axes.set(xlabel="share of images that are answered %", ylabel="errors among them %")
+        axes.set(xlim=(0, 100))
+        axes.set_ylim(bottom=0)
+        _set_colours(axes, theme)
+        columns = -(-len(curves) // LEGEND_ROWS)
+        axes.legend(labelcolor=theme.ink, frameon=False, fontsize=8, ncols=columns)
+
+    return _both_themes(draw, width=7.2, height=4.2)
+
+
+def _mean_risk(method: MethodResult) -> np.ndarray:
+    """Risk at COVERAGES, the mean over seeds."""
+    risks = []
+    for result in method.seeds.values():
+        logits, targets = result.predictions("test")
+        confidence, predicted = logits.double().softmax(1).max(1)
+        correct = (predicted == targets).double()
+        risks.append(risk_at_coverages(confidence, correct, torch.from_numpy(COVERAGES)))
+    return torch.stack(risks).mean(0).numpy()
 
 
 def reliability_picture(bins: ReliabilityBins) -> Picture:

@@ -12,19 +12,18 @@ import numpy as np
 from semix.calib.figures import (
     MIN_COUNT,
     Picture,
+    coverage_picture,
     pooled_bins,
     reliability_picture,
     rounds_picture,
     weight_figure,
 )
-from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     MethodResult,
     by_data,
     load_evaluation,
     load_methods,
     merge_versions,
-    significant_change,
 )
 from semix.calib.run_folder import (
     CONFIG,
@@ -34,7 +33,7 @@ from semix.calib.run_folder import (
     read_data,
     report_damage,
 )
-from semix.calib.shown_measures import ACCURACY, ECE, NLL, Measure, Summary, measures_in
+from semix.calib.shown_measures import ACCURACY, ECE, Summary, measures_in
 from semix.calib.tables import (
     DASH,
     MAIN_KINDS,
@@ -42,7 +41,14 @@ from semix.calib.tables import (
     comparison,
     details,
     differences,
-    interval_text,
+)
+from semix.calib.verdicts import (
+    Verdict,
+    enumerate_words,
+    first_sentence,
+    headlines,
+    spread,
+    verdicts,
 )
 from semix.data.contact_sheet import spread_over_sets
 from semix.data.dataset import MixedDataset, Sample
@@ -53,9 +59,7 @@ from semix.data.pace import duration
 from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
 
-HEADLINE_MEASURES = (ECE, NLL, ACCURACY)
 FACTS_WITH_SECTION = ("seconds", "splits", "versions", "limits")  # on the page
-NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a number, its deviation and its unit on one line
 RHO = "\N{GREEK SMALL LETTER RHO}"
 
 AgreementFigures = Mapping[str, Any]  # an `Agreement`, and the keys that `write_report` lists
@@ -104,17 +108,16 @@ def write_report(
     dataset = MixedDataset(mixed, memory_limit=0) if isinstance(mixed, str) else mixed
     methods = load_methods(runs)
     groups = [_dataset_section(group) for group in by_data(methods)]
-    first, *others = [sentence for group in groups for sentence in group.headlines]
     environment = page_environment(Path(__file__).parent)
     environment.filters |= {"duration": duration, "words": enumerate_words}
     text = environment.get_template("page.html.j2").render(
         title=title,
-        lede=first,
-        more=others,
+        script=(Path(__file__).parent / "page.js").read_text(),
         warnings=[text for run in runs for text in load_evaluation(run).get("warnings", ())],
         methods=methods,
         measures=measures_in("page"),
         groups=groups,
+        coverage=[coverage_picture(group) for group in by_data(methods)],
         details=details(methods),
         diagrams=[[_diagram(method, kind) for kind in MAIN_KINDS] for method in methods],
         mixed=None if dataset is None else _mixed_section(dataset),
@@ -137,6 +140,8 @@ class DatasetSection:
 
     dataset: str
     baseline: str
+    first: str
+    verdicts: list[Verdict]
     headlines: list[str]
     comparison: list[list[TableRow]]
     differences: list[list[TableRow]]
@@ -148,6 +153,8 @@ def _dataset_section(methods: Sequence[MethodResult]) -> DatasetSection:
     return DatasetSection(
         baseline.dataset,
         baseline.label,
+        first_sentence(methods),
+        verdicts(methods),
         headlines(methods),
         comparison(methods),
         differences(methods),
@@ -165,68 +172,6 @@ def _sampling_error(method: MethodResult) -> dict[str, str]:
         "accuracy": ACCURACY.text(accuracy),
         "error": f"{100 * error:.1f}",
     }
-
-
-def headlines(methods: Sequence[MethodResult]) -> list[str]:
-    """One sentence per method that compares it with the first, then one on temperature scaling.
-
-    The sentences are true for any numbers.
-    """
-    baseline, *others = methods
-    scaled = [f"{spread(method, ECE, 'scaled')} for {method.label}" for method in methods]
-    sentences = [_comparison_sentence(method, baseline) for method in others] or [
-        _summary_sentence(baseline)
-    ]
-    return [*sentences, f"After temperature scaling, mean ECE is {enumerate_words(scaled)}."]
-
-
-def spread(method: MethodResult, measure: Measure, kind: str = "plain") -> str:
-    """Mean ± standard deviation with its unit, such as "4.81 ± 0.52 %"."""
-    text = measure.spread(method.summary(measure, kind))
-    return f"{text}{measure.unit}".replace(" ", NO_BREAK_SPACE)
-
-
-def enumerate_words(parts: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
-
-
-def _summary_sentence(method: MethodResult) -> str:
-    means = enumerate_words([f"{_title_in_text(m)} {spread(method, m)}" for m in HEADLINE_MEASURES])
-    return f"Over {_number_of_seeds(method)}, {method.label} has mean {means}."
-
-
-def _comparison_sentence(method: MethodResult, baseline: MethodResult) -> str:
-    by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "": []}
-    for measure in HEADLINE_MEASURES:
-        test = compare(method.resamples(measure), baseline.resamples(measure))
-        verdict = significant_change(test, measure) if test else ""
-        by_verdict[verdict].append(_change_text(method, baseline, measure, test))
-    words = {"better": "better in", "worse": "worse in", "": "no significant difference in"}
-    parts = [f"{words[key]} {enumerate_words(each)}" for key, each in by_verdict.items() if each]
-    over = f"Over {_number_of_seeds(method)}, {method.label} against {baseline.label}"
-    return f"{over}: {'; '.join(parts)}."
-
-
-def _change_text(
-    new: MethodResult, old: MethodResult, measure: Measure, test: Comparison | None
-) -> str:
-    means = f"{spread(old, measure)} → {spread(new, measure)}"
-    if test is None:
-        return f"{_title_in_text(measure)} ({means}, no shared seeds)"
-    change = measure.text(test.change, signed=True)
-    change_and_interval = f"{change} {interval_text(test, measure)}".rstrip()
-    reason = f"; {test.too_few}" if test.too_few else ""
-    return f"{_title_in_text(measure)} ({means}, change {change_and_interval}{reason})"
-
-
-def _number_of_seeds(method: MethodResult) -> str:
-    count = len(method.seeds)
-    return "1 seed" if count == 1 else f"{count} seeds"
-
-
-def _title_in_text(measure: Measure) -> str:
-    return measure.title if measure.title.isupper() else measure.title.lower()
 
 
 @dataclass(frozen=True)

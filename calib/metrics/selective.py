@@ -39,12 +39,8 @@ def selective(confidence: Tensor, correct: Tensor) -> Selective:
     over k/N and divide by 1 - 1/N differ by at most 1/N. Traub et al. 2024, arXiv 2407.01032, for
     AUGRC, where that trapezoid and that divisor are taken here too.
     """
-    order = confidence.argsort(descending=True)
-    _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
-    errors = torch.zeros(len(ties), dtype=torch.float64).index_add_(0, tie, 1 - correct[order])
-    mistakes = (errors / ties)[tie].cumsum(0)
-    samples = len(order)
-    risk = mistakes / torch.arange(1, samples + 1, dtype=torch.float64)
+    mistakes, risk = _mistakes_and_risk(confidence, correct)
+    samples = len(risk)
     admissible = (risk <= RISK).nonzero()
     generalised_risk = mistakes / samples
     return Selective(
@@ -55,3 +51,23 @@ def selective(confidence: Tensor, correct: Tensor) -> Selective:
         coverage_at_5_risk=(int(admissible[-1]) + 1) / samples if len(admissible) else 0.0,
         risk_at_80_coverage=risk[math.ceil(samples * COVERAGE) - 1].item(),
     )
+
+
+def risk_at_coverages(confidence: Tensor, correct: Tensor, coverages: Tensor) -> Tensor:
+    """The fraction of errors among the most confident predictions, at each coverage in (0, 1].
+
+    Args:
+        confidence, correct: [N] float64; coverages: [C].
+    """
+    _, risk = _mistakes_and_risk(confidence, correct)
+    kept = (coverages * len(risk)).ceil().long().clamp(min=1)
+    return risk[kept - 1]
+
+
+def _mistakes_and_risk(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+    """Errors among the k most confident, and their fraction, for k = 1 to N."""
+    order = confidence.argsort(descending=True)
+    _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
+    errors = torch.zeros(len(ties), dtype=torch.float64).index_add_(0, tie, 1 - correct[order])
+    mistakes = (errors / ties)[tie].cumsum(0)
+    return mistakes, mistakes / torch.arange(1, len(order) + 1, dtype=torch.float64)

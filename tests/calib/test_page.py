@@ -1,5 +1,7 @@
 """The page of a few handmade runs: its numbers, its honesty and its safety."""
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -12,13 +14,13 @@ import torch
 from semix.calib.page import (
     ComparedNoise,
     contact_sheet,
-    headlines,
     noise_rows,
     provenance,
     write_report,
 )
 from semix.calib.results import load_methods
 from semix.calib.tables import details
+from semix.calib.verdicts import first_sentence, headlines, verdicts
 from semix.data.dataset import MixedDataset
 from semix.data.formats import SeriesRecord
 from semix.data.images import ENCODINGS, encode_image
@@ -147,7 +149,10 @@ def test_noises_of_a_mixed_strategy_are_counted_once(tmp_path):
 def test_page_is_well_formed_and_loads_nothing(source: str):
     page = Page(source)
     assert page.open == []
-    assert "script" not in page.tags and "link" not in page.tags
+    assert page.tags.count("script") == 1 and "link" not in page.tags
+    (script,) = re.findall(r"<script>(.*?)</script>", source, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'\"" in source  # and no other script runs
     assert page.resources and all(link.startswith("data:image/") for link in page.resources)
     assert page.images_without_alt == 0
     assert not re.search(r"url\(|@import|https?://", source)
@@ -188,6 +193,28 @@ def test_headline_says_what_changed_and_claims_nothing_of_two_seeds(runs: list[P
         "After temperature scaling, mean ECE is 2.50 ± 0.71 % for CE, 1.75 ± 1.06 % for CSM and "
         "1.75 ± 1.06 % for CSM + MaC-Cal."
     )
+
+
+def test_the_first_look_names_the_best_and_how_certain_that_is(tmp_path: Path):
+    def method(name: str, correct: float, over: float) -> Path:
+        values = {"accuracy": correct, "ece": over, "over_ece": over, "under_ece": 0.0}
+        return make_run(tmp_path / name, name, [{**values, "nll": 0.3}] * 3)
+
+    methods = load_methods([method("CE", 0.9, 0.05), method("X", 0.89, 0.02)])
+    first, second = verdicts(methods)
+    assert (first.correct, first.confidence, first.gap) == (
+        "90.00",
+        "95.00",
+        "5.0 points overconfident",
+    )
+    assert (first.calibration, first.best, first.change) == ("baseline", False, "")
+    assert (second.calibration, second.accuracy, second.best) == ("better", "worse", True)
+    assert second.change == f"{MINUS}3.00 [{MINUS}3.00, {MINUS}3.00]"
+    assert first_sentence(methods).replace("\xa0", " ") == (
+        "X is calibrated best as trained: on average it is 91.00 % confident and 89.00 % correct; "
+        "CE is 95.00 % confident and 90.00 % correct (the difference in ECE is significant)."
+    )
+    assert first_sentence(methods[::-1]).endswith("correct; no other method has a lower ECE.")
 
 
 def test_headline_says_better_and_worse_where_intervals_of_three_seeds_do(tmp_path: Path):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from semix.calib.page import headlines
 from semix.calib.replicates import Unit
 from semix.calib.results import load_methods
 from semix.calib.tables import (
@@ -21,6 +20,7 @@ from semix.calib.tables import (
     print_table,
     summary_table,
 )
+from semix.calib.verdicts import headlines
 from tests.calib.measured import OOD_CELL, SHIFT, change_rows, make_run, measures
 
 
