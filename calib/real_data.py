@@ -23,7 +23,7 @@ from semix.calib.real_images import (
     open_images,
     ranges,
 )
-from semix.calib.run_folder import DataRecord
+from semix.calib.run_folder import DataRecord, MixedPin
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest, fingerprint
@@ -31,6 +31,7 @@ from semix.data.real import load_real
 from semix.data.splits import SPLITS, ImageSplit, RealDataset, shared_images
 
 GIB = 2**30
+UNPINNED = MixedPin()
 TrainingSplit = Literal["train", "validation"]
 
 
@@ -111,6 +112,8 @@ class TrainingData:
                 ),
                 "series": self.mixed.series_digest,
             }
+            if self.mixed.flags is not None:
+                record["mixed"]["flags"] = self.mixed.flags
         if self.weights_digest is not None:
             record["weights"] = self.weights_digest
         return record
@@ -125,14 +128,15 @@ def real_digest(real: RealDataset) -> str:
 def open_data(
     config: TrainConfig,
     *,
-    pinned_index: str | None = None,
+    pin: MixedPin = UNPINNED,
     weights_digest: str | None = None,
     compare_splits: bool = True,
 ) -> TrainingData:
     """Open the data that the settings name.
 
     Args:
-        pinned_index: name of the mixed dataset's index to use if the settings name none.
+        pin: index of the mixed dataset to use if the settings name none, and number of its files
+            of flags to read.
         weights_digest: digest of the pretrained weights, if it is known; None reads their file.
         compare_splits: search for images that two splits share. This decodes all images.
             Training images that fit in memory are kept; all others are decoded again when used.
@@ -142,9 +146,7 @@ def open_data(
     """
     real = load_real(config.real)
     side = config.real.image_size
-    mixed = (
-        None if config.mixed is None else _open_mixed(config.mixed, real, pinned_index, side=side)
-    )
+    mixed = None if config.mixed is None else _open_mixed(config.mixed, real, pin, side=side)
     path = config.model.weights if isinstance(config.model, TimmConfig) else None
     if path is not None and weights_digest is None:
         weights_digest = file_digest(Path(path))
@@ -212,9 +214,9 @@ def pixel_histogram(chunks: Iterable[Tensor]) -> Tensor:
 
 
 def _open_mixed(
-    config: MixedConfig, real: RealDataset, pinned_index: str | None, *, side: int
+    config: MixedConfig, real: RealDataset, pin: MixedPin, *, side: int
 ) -> MixedDataset:
-    mixed = _read_mixed(config, pinned_index, side)
+    mixed = _read_mixed(config, pin, side)
     if mixed.class_names != real.class_names:
         mixed_names, real_names = (", ".join(dataset.class_names) for dataset in (mixed, real))
         remedy = f"its classes are {mixed_names}; the real data's are {real_names}"
@@ -231,15 +233,16 @@ def _open_mixed(
     return mixed
 
 
-def _read_mixed(config: MixedConfig, pinned_index: str | None, side: int) -> MixedDataset:
+def _read_mixed(config: MixedConfig, pin: MixedPin, side: int) -> MixedDataset:
     try:
         return MixedDataset(
             config.url,
-            index=config.index or pinned_index,
+            index=config.index or pin.index,
             scale=config.scale,
             rule=config.rule,
             labels=config.labels,
             exclude=config.exclude,
+            flags=pin.flags,
             side=side,
             memory_limit=int(config.memory_gib * 2**30),
             cache_limit=int(config.cache_gib * 2**30),

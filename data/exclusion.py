@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from semix.data.flags import EXCLUDED
 from semix.data.formats import AUDITS, SeriesFlags
 from semix.data.root import Root
 from semix.data.settings import Settings
@@ -40,9 +41,21 @@ class Exclusion(Settings):
     min_stability: float | None = Field(
         None, ge=-1, le=1, description="leave out series whose noise is less stable"
     )
-    flagged: tuple[Literal["duplicate", "still", "degenerate"], ...] = Field(
-        (), description="leave out series with these flags of `semix audit`"
+    flagged: tuple[Literal["duplicate", "still", "degenerate", "excluded"], ...] = Field(
+        (),
+        description="leave out series with these flags of `semix audit`; `excluded` are those that "
+        "were excluded in `semix browse`",
     )
+
+    @property
+    def reads_flags(self) -> bool:
+        """Whether series that people excluded are left out."""
+        return EXCLUDED in self.flagged
+
+    @property
+    def audit_flags(self) -> tuple[str, ...]:
+        """The flags of audits among those to leave out."""
+        return tuple(flag for flag in self.flagged if flag != EXCLUDED)
 
     def rules(self) -> dict[str, object]:
         """The rules that are on, by name."""
