@@ -1,4 +1,4 @@
-"""Flags that people set: series they excluded while looking at them, which a training can leave out.
+"""Flags that people set: series that they excluded, which a training can leave out.
 
 Each change is a further create-only file, `flags/N.json`. Two people who exclude series at the same
 time lose neither flag, and whoever takes a flag back adds a file, so that a run's flags stay known.

@@ -3,7 +3,8 @@
     plan.json  prototypes.safetensors  extensions/N.json
     shards/0012/0012345.json  0012345-SHA8.tar  0012345-SHA8.features.safetensors
     failed/0012/0012345.N.json  discarded/0012/0012345.N.json  leases/NAME.json
-    index/N.json  audit/N.json  flags/N.json  labels/DIGEST/set.json  labels/DIGEST/0012/0012345.json
+    index/N.json  audit/N.json  flags/N.json
+    labels/DIGEST/set.json  labels/DIGEST/0012/0012345.json
 
 A model's `read` raises ValueError (`what: field: problem`) for a damaged file, and InputError for
 one that a newer version of semix wrote: that file is intact, and must be left alone.

@@ -8,7 +8,7 @@ import typer
 from semix.data.contact_sheet import contact_sheet, read_series, sample_series, shard_of
 from semix.data.errors import InputError
 from semix.data.formats import Failure
-from semix.data.printable import printable_line
+from semix.data.printable import print_line, printable_line
 from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.data.verify import verify as verify_root
@@ -17,7 +17,7 @@ from semix.flows.failures import translate_damage
 from semix.flows.paths import output_file
 from semix.flows.prices import Price
 from semix.flows.progress import show_root
-from semix.flows.terminal import emit, emit_json, print_error
+from semix.flows.terminal import emit, emit_json, print_error, say
 
 if TYPE_CHECKING:
     from semix.pipeline.regeneration import SeriesComparison
@@ -143,16 +143,35 @@ def _regenerated_differences(
 
 def browse(
     url: p.Root,
-    out: Annotated[Path, IMAGE_FILE] = Path("series.png"),
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="draw a contact sheet instead, .png or .webp"),
+    ] = None,
     groups: Annotated[
-        str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of each pair")
+        str,
+        typer.Option(
+            metavar="LIST", help="series of the sheet, as in 3,7-9; default: some of each pair"
+        ),
     ] = "",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="of the page; default: a free one")
+    ] = 0,
 ) -> None:
-    """Draw a contact sheet of series with their labels.
+    """Look at series and exclude some, on a page of this machine.
+
+    It prints an address for a browser, and serves until Ctrl-C. Excluded series stay in the root;
+    a training leaves them out with mixed.exclude.flagged=[excluded].
 
     Example:
-      semix browse /data/birds-mixed --groups 3,7-9
+      semix browse /data/birds-mixed
     """
+    if out is None:
+        if groups:
+            raise InputError("--groups", groups, "is for a contact sheet; add --out FILE.png")
+        from semix.flows.browser import browse as serve  # FastAPI costs a second
+
+        serve(url, port=port, show=_show_address)
+        return
     _check_image_file(out)
     root = Root(url)
     with translate_damage(root.url):
@@ -160,6 +179,11 @@ def browse(
         sheet = contact_sheet(read_series(root, numbers))
     sheet.save(out)
     emit(str(out))
+
+
+def _show_address(address: str) -> None:
+    print_line(address)  # at once, also into a pipe
+    say("open this address in a browser of this machine; Ctrl-C ends the page")
 
 
 def show(

@@ -100,6 +100,6 @@ def test_flags_of_a_newer_version_are_left_alone(tmp_path):
 
 def test_a_series_that_is_not_there_is_refused(tmp_path):
     root = make_root(tmp_path)
-    with pytest.raises(InputError, match="group = 6: .* has groups 0 to 5"):
+    with pytest.raises(InputError, match=r"group = 6: .* has groups 0 to 5"):
         flag_series(root, excluded=[6])
     assert not (tmp_path / "flags").exists()
