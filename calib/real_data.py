@@ -23,7 +23,7 @@ from semix.calib.real_images import (
     open_images,
     ranges,
 )
-from semix.calib.run_folder import DataRecord, MixedPin
+from semix.calib.run_folder import DataRecord, MixedPin, MixedRecord
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest, fingerprint
@@ -102,7 +102,7 @@ class TrainingData:
         record: DataRecord = {"real": real_digest(self.real), "class_names": names, "mixed": None}
         if self.mixed is not None:
             exclude = self.mixed.exclude
-            record["mixed"] = {
+            mixed: MixedRecord = {
                 "url": self.mixed.url,
                 "index": self.mixed.index_name,
                 "digest": self.mixed.digest,
@@ -113,7 +113,8 @@ class TrainingData:
                 "series": self.mixed.series_digest,
             }
             if self.mixed.flags is not None:
-                record["mixed"]["flags"] = self.mixed.flags
+                mixed["flags"] = self.mixed.flags
+            record["mixed"] = mixed
         if self.weights_digest is not None:
             record["weights"] = self.weights_digest
         return record

@@ -4,8 +4,9 @@ import fcntl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, NotRequired
+from typing import IO, Any, Literal, NotRequired
 
 from pydantic import ValidationError
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
@@ -278,7 +279,8 @@ def pin_data(data: DataRecord, run: Path) -> None:
         write_json(path, data)
 
 
-class MixedPin(NamedTuple):
+@dataclass(frozen=True)
+class MixedPin:
     """What a run keeps of a mixed dataset that may have grown since the run began.
 
     Attributes:

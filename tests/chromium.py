@@ -78,8 +78,9 @@ class Page:
     def click(self, selector: str) -> None:
         """Click in the middle of an element, as a mouse does."""
         box = self.until(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"
-            "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            "if (!e) return null; e.scrollIntoView({block: 'center'});"
+            "const b = e.getBoundingClientRect();"
             "return b.width ? [b.x + b.width / 2, b.y + b.height / 2] : null; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):

@@ -86,7 +86,7 @@ class Browser:
         return {
             "series": len(self.table),
             "left_out": int((self.table.rows == NOT_STORED).sum()),
-            "excluded": len(self.excluded()),
+            "num_excluded": len(self.excluded()),
             "shards": len(self.shards),
             "measured_shards": self.measured_shards,
             "problems": [printable_line(problem) for problem in self.problems],

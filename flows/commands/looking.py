@@ -168,7 +168,7 @@ def browse(
     if out is None:
         if groups:
             raise InputError("--groups", groups, "is for a contact sheet; add --out FILE.png")
-        from semix.flows.browser import browse as serve  # FastAPI costs a second
+        from semix.flows.browse import browse as serve  # FastAPI costs a second
 
         serve(url, port=port, show=_show_address)
         return

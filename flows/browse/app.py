@@ -43,9 +43,10 @@ CHANGED = "the flag was not stored"
 
 
 class Measurement(Protocol):
-    """Reading all records in the background."""
+    """Reading all records in the background; see `semix.flows.browse.Measuring`."""
 
     started: bool
+    on_request: bool
 
     def start(self) -> None: ...
 
@@ -101,7 +102,8 @@ def _add_api(app: FastAPI, browser: Browser, measuring: Measurement) -> None:
 
     @app.get("/api/root")
     def root() -> JSONResponse:
-        return with_measuring(browser.facts() | browser.state())
+        facts = browser.facts() | {"measure_on_request": measuring.on_request}
+        return with_measuring(facts | browser.state())
 
     @app.get("/api/state")
     def state() -> JSONResponse:

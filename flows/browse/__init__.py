@@ -11,7 +11,7 @@ import uvicorn
 from semix.data.browser import Browser
 from semix.data.errors import InputError
 from semix.data.root import Root
-from semix.flows.browser.app import browser_app
+from semix.flows.browse.app import browser_app
 from semix.flows.failures import translate_damage
 from semix.pipeline.plan import build_of
 
@@ -40,8 +40,6 @@ def browse(url: str, *, port: int = 0, show: Callable[[str], None]) -> None:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", ws="none"
         )
-        if root.store.local:
-            measuring.start()
         show(f"http://{HOST}:{port}/?token={token}")
         try:
             uvicorn.Server(config).run(sockets=[listener])
@@ -52,11 +50,13 @@ def browse(url: str, *, port: int = 0, show: Callable[[str], None]) -> None:
 class Measuring:
     """Reads all records of a root once, in a thread, when it is started.
 
-    A local root is measured at once; of a bucket, that reads nearly all bytes of its tars, so it
-    begins only when somebody asks for it.
+    Attributes:
+        on_request: whether it starts only when somebody asks for it: of a bucket, it reads nearly
+            all bytes of the tars. A local root is measured after its first page was shown.
     """
 
     def __init__(self, browser: Browser, stop: threading.Event) -> None:
+        self.on_request = not browser.root.store.local
         self._thread = threading.Thread(target=browser.measure, args=(stop,), daemon=True)
         self._lock = threading.Lock()
         self.started = False

@@ -203,7 +203,7 @@ function showState(state) {
   const texts = [`${count(state.series)} series`];
   if (state.series < root.planned) texts[0] += ` of ${count(root.planned)} planned`;
   if (state.left_out) texts.push(`${count(state.left_out)} left out by the build`);
-  texts.push(`${count(state.excluded)} excluded`);
+  texts.push(`${count(state.num_excluded)} excluded`);
   $("counts").textContent = texts.join(" · ");
   $("problems").hidden = !state.problems.length;
   $("problems").firstElementChild.textContent = `${count(state.problems.length)} problems; everything intact is shown`;
@@ -532,7 +532,15 @@ async function start() {
   fillOptions();
   showState(root);
   await show();
+  await firstPictures();
+  if (!root.measure_on_request) await post("/api/measure").catch((error) => notice(error.message));
   poll();
+}
+
+// Reading all records slows the first view down, so it begins after that.
+async function firstPictures() {
+  const shown = [...document.querySelectorAll("#rows img")].slice(0, PAGE / 3);
+  await Promise.race([wait(3 * POLL_MS), Promise.all(shown.map((image) => image.decode().catch(() => null)))]);
 }
 
 filters.addEventListener("change", onFilter);
