@@ -7,6 +7,7 @@ import typer
 
 from semix.data.contact_sheet import contact_sheet, read_series, sample_series, shard_of
 from semix.data.errors import InputError
+from semix.data.exclusion import flags_of
 from semix.data.formats import Failure
 from semix.data.printable import print_line, printable_line
 from semix.data.root import Root
@@ -205,6 +206,8 @@ def show(
     shard = shard_of(root, group)
     record = root.record(shard)
     facts: dict[str, Any] = {"group": group, "shard": shard, "tar": record and record.tar}
+    with translate_damage(root.url):
+        facts["flags"] = flags_of(root, group)
     sample = _stored_series(root, group) if record else None
     if regenerate:
         sample, facts["same_pixels"] = _regenerated_series(root, group, sample, device=device)
@@ -250,6 +253,8 @@ def _series_lines(facts: dict[str, Any], *, url: str) -> list[str]:
     shard = facts["shard"]
     tar = facts["tar"] or f"not made yet; semix resume {url} --shards {shard}"
     lines = [f"group {facts['group']}, shard {shard}: {tar}"]
+    if facts["flags"]:
+        lines.append(f"flags    {printable_line(', '.join(facts['flags']))}")
     if "names" in facts:
         names = ", ".join(
             f"{printable_line(n)} ({k})"

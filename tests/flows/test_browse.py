@@ -1,6 +1,7 @@
 """The server of `semix browse`: who may ask, and that nothing in a root can execute."""
 
 import io
+import json
 import re
 import threading
 
@@ -9,7 +10,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from semix.data.browser import Browser
-from semix.data.flags import read_excluded
+from semix.data.flags import flag_series, read_excluded
 from semix.flows.browse import Measuring
 from semix.flows.browse.app import browser_app
 from tests.command import semix
@@ -206,3 +207,16 @@ def test_wrong_options_are_refused(root, arguments, message, monkeypatch):
 
 def _refuse(*arguments: object) -> None:
     raise PermissionError(13, "Permission denied")
+
+
+def test_show_and_status_say_what_is_excluded(root):
+    status, out, _ = semix("status", root.url)
+    assert status == 0 and "excluded" not in out
+    flag_series(root, excluded=[1, 4])
+    status, out, _ = semix("show", root.url, "4")
+    assert (status, out.splitlines()[1]) == (0, "flags    excluded")
+    assert json.loads(semix("show", root.url, "3", "--json")[1])["flags"] == []
+    assert json.loads(semix("status", root.url, "--json")[1])["excluded_series"] == 2
+    root.store.put("flags/0.json", b"{")
+    status, out, _ = semix("status", root.url)
+    assert status == 0 and "flags/0.json = damaged" in out and "restore it" in out
