@@ -3,7 +3,7 @@
 
 const PAGE = 24; // series
 const POLL_MS = 1000; // while all records are being read
-const NOTICE_MS = 6000;
+const NOTICE_MS = 4000;
 const LIMITS = ["max_correlation", "min_fall", "min_disagreement", "max_stability"];
 const ONE_VALUE = ["round", "state", "flag", "sort", ...LIMITS];
 const NEEDS_MEASURES = ["correlation", "fall", "disagreement", "stability"];
@@ -206,7 +206,7 @@ function showState(state) {
   texts.push(`${count(state.num_excluded)} excluded`);
   $("counts").textContent = texts.join(" · ");
   $("problems").hidden = !state.problems.length;
-  $("problems").firstElementChild.textContent = `${count(state.problems.length)} problems; everything intact is shown`;
+  $("problems").firstElementChild.textContent = `${state.problems.length === 1 ? "1 problem" : `${count(state.problems.length)} problems`}; everything intact is shown`;
   $("problems").lastElementChild.replaceChildren(...state.problems.map((problem) => el("li", {}, problem)));
   showMeasuring(state);
 }
@@ -314,7 +314,7 @@ function drawSeries() {
     return;
   }
   header.append(el("button", { type: "button", id: "exclude", onclick: toggleExcluded }),
-    el("span", { class: "tags" }, ...tags({ ...facts, excluded: false })));
+    el("span", { class: "tags", id: "tags" }));
   const [first, ...others] = facts.names;
   const last = facts.order.length - 1;
   $("series").replaceChildren(header,
@@ -456,8 +456,8 @@ function step(by) {
 
 function markExcluded() {
   $("series").classList.toggle("excluded", opened.excluded);
-  $("exclude").textContent = opened.excluded ? "take back: keep this series" : "exclude this series";
-  $("exclude").setAttribute("aria-pressed", opened.excluded);
+  $("exclude").textContent = opened.excluded ? "take back" : "exclude";
+  $("tags").replaceChildren(...tags(opened));
 }
 
 async function toggleExcluded() {
@@ -466,7 +466,7 @@ async function toggleExcluded() {
   try {
     const answer = await post("/api/excluded", { group: facts.group, excluded: !facts.excluded });
     facts.excluded = answer.excluded;
-    notice(answer.excluded ? `series ${facts.group} is excluded; x takes it back` : `series ${facts.group} is kept`);
+    notice(answer.excluded ? `series ${facts.group} is excluded` : `series ${facts.group} is kept`);
   } catch (error) {
     notice(error.message);
     return;

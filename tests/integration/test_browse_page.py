@@ -72,7 +72,7 @@ def test_click_slide_exclude_back(tmp_path):
         # Exclude, and see what somebody else excluded meanwhile.
         flag_series(root, excluded=[59])
         page.press("x")
-        page.until("document.querySelector('#exclude').textContent.startsWith('take back')")
+        page.until("document.querySelector('#exclude').textContent == 'take back'")
         page.until("document.querySelector('#counts').textContent.includes('2 excluded')")
         assert read_excluded(root).groups == {4, 59}
         page.press("j")
