@@ -54,7 +54,7 @@ def test_groups_are_a_pure_function_of_their_index_and_wrap_around():
         [],
         ["mixing.pairs={kind: sampled, count: 7}"],
         ["mixing.pairs={kind: named, names: [[nine, two], [zero, one]]}"],
-        ["mixing.classes=3", "mixing.grid=random", "mixing.pairs={kind: sampled, count: 4}"],
+        ["mixing.classes=3", "mixing.grid=random", "mixing.alphas=8", "annotation.rule=simplex"],
     ],
 )
 def test_the_classes_of_all_groups_at_once_are_those_of_each(settings):
@@ -65,7 +65,9 @@ def test_the_classes_of_all_groups_at_once_are_those_of_each(settings):
     )
     before = BuildPlan(config, names)
     extension = next_extension("d", before.layout, 7, groups_per_pair=3, by_run=counted)
-    extended = BuildPlan(config, names, extensions=[extension] if len(settings) < 2 else [])
+    extended = BuildPlan(
+        config, names, extensions=[extension] if config.mixing.classes == 2 else []
+    )
     each = [extended.group(index).classes for index in range(extended.num_groups)]
     assert extended.classes().tolist() == [list(classes) for classes in each]
 
