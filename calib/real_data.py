@@ -6,6 +6,7 @@ import torch
 
 from semix.calib.config import MixedConfig, TrainConfig
 from semix.calib.config.model import TimmConfig
+from semix.calib.run_folder import MixedPin
 from semix.calib.series_choice import choose_series
 from semix.calib.training_data import TrainingData, check_overlap
 from semix.data.dataset import MixedDataset
@@ -15,19 +16,21 @@ from semix.data.real import load_real
 from semix.data.splits import RealDataset
 
 GIB = 2**30
+UNPINNED = MixedPin()
 
 
 def open_data(
     config: TrainConfig,
     *,
-    pinned_index: str | None = None,
+    pin: MixedPin = UNPINNED,
     weights_digest: str | None = None,
     compare_splits: bool = True,
 ) -> TrainingData:
     """Open the data that the settings name.
 
     Args:
-        pinned_index: name of the mixed dataset's index to use if the settings name none.
+        pin: index of the mixed dataset to use if the settings name none, and number of its files
+            of flags to read.
         weights_digest: digest of the pretrained weights, if it is known; None reads their file.
         compare_splits: search for images that two splits share. This decodes all images.
             Training images that fit in memory are kept; all others are decoded again when used.
@@ -37,9 +40,7 @@ def open_data(
     """
     real = load_real(config.real)
     side = config.real.image_size
-    mixed = (
-        None if config.mixed is None else _open_mixed(config.mixed, real, pinned_index, side=side)
-    )
+    mixed = None if config.mixed is None else _open_mixed(config.mixed, real, pin, side=side)
     path = config.model.weights if isinstance(config.model, TimmConfig) else None
     if path is not None and weights_digest is None:
         weights_digest = file_digest(Path(path))
@@ -57,9 +58,9 @@ def open_data(
 
 
 def _open_mixed(
-    config: MixedConfig, real: RealDataset, pinned_index: str | None, *, side: int
+    config: MixedConfig, real: RealDataset, pin: MixedPin, *, side: int
 ) -> MixedDataset:
-    mixed = _read_mixed(config, pinned_index, side)
+    mixed = _read_mixed(config, pin, side)
     if mixed.class_names != real.class_names:
         mixed_names, real_names = (", ".join(dataset.class_names) for dataset in (mixed, real))
         remedy = f"its classes are {mixed_names}; the real data's are {real_names}"
@@ -74,15 +75,16 @@ def _open_mixed(
     return mixed
 
 
-def _read_mixed(config: MixedConfig, pinned_index: str | None, side: int) -> MixedDataset:
+def _read_mixed(config: MixedConfig, pin: MixedPin, side: int) -> MixedDataset:
     try:
         return MixedDataset(
             config.url,
-            index=config.index or pinned_index,
+            index=config.index or pin.index,
             scale=config.scale,
             rule=config.rule,
             labels=config.labels,
             exclude=config.exclude,
+            flags=pin.flags,
             side=side,
             memory_limit=int(config.memory_gib * GIB),
             cache_limit=int(config.cache_gib * GIB),

@@ -4,6 +4,7 @@ import fcntl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NotRequired
 
@@ -48,6 +49,7 @@ class MixedRecord(TypedDict):
     digest: str
     labels: str | None
     exclude: dict[str, object] | None
+    flags: NotRequired[int]  # number of files of flags that were read, if the exclusion needs any
     series: str
 
 
@@ -277,10 +279,25 @@ def pin_data(data: DataRecord, run: Path) -> None:
         write_json(path, data)
 
 
-def pinned_index(run: Path) -> str | None:
-    """The mixed dataset's index that this run began with, so that it ignores newer ones."""
+@dataclass(frozen=True)
+class MixedPin:
+    """What a run keeps of a mixed dataset that may have grown since the run began.
+
+    Attributes:
+        index: name of the index, so that the run ignores newer ones.
+        flags: number of files of flags; None if the run's exclusion reads none.
+    """
+
+    index: str | None = None
+    flags: int | None = None
+
+
+def mixed_pin(run: Path) -> MixedPin:
+    """The index and flags of the mixed dataset that this run began with."""
     data = begun_data(run)
-    return None if data is None or data["mixed"] is None else data["mixed"]["index"]
+    if data is None or data["mixed"] is None:
+        return MixedPin()
+    return MixedPin(data["mixed"]["index"], data["mixed"].get("flags"))
 
 
 def begun_data(run: Path) -> DataRecord | None:

@@ -34,9 +34,10 @@ from semix.calib.run_folder import (
     HEAD,
     LINEAGE,
     MODEL,
+    MixedPin,
     check_stored_settings,
+    mixed_pin,
     pin_data,
-    pinned_index,
     read_seed_evaluation,
     run_digest,
     seed_evaluation_path,
@@ -58,6 +59,7 @@ from semix.calib.training_data import TrainingData, prepare
 from semix.data.device import resolve_device
 from semix.data.errors import InputError, choices
 from semix.data.files import require_own_files, write_json
+from semix.data.flags import read_excluded
 from semix.data.lineage import read_shards
 from semix.data.pinned import PinnedRoot
 from semix.data.printable import print_line, print_traceback
@@ -100,8 +102,8 @@ def train_run(
     accelerator = make_accelerator(config, run, device=device)
     check_shares(config, accelerator.num_processes)
     unfinished = broadcast_from_main(lambda: unfinished_seeds(config, run), accelerator)
-    index = broadcast_from_main(lambda: mixed_index(config, run), accelerator)
-    data = open_data(config, pinned_index=index, compare_splits=False)
+    pin = broadcast_from_main(lambda: pin_of_mixed(config, run), accelerator)
+    data = open_data(config, pin=pin, compare_splits=False)
     images = len(data.real.train)
     check_shares(config, accelerator.num_processes, num_images=images)
     check_memory(config, images=images, num_classes=data.num_classes)
@@ -143,11 +145,16 @@ def write_lineage(data: TrainingData, run: Path) -> None:
     write_json(path, read_shards(pinned.root, pinned.pinned, url=data.mixed.url))
 
 
-def mixed_index(config: TrainConfig, run: Path) -> str | None:
-    """The mixed dataset's index for all processes: this run's, or the newest for a new run."""
+def pin_of_mixed(config: TrainConfig, run: Path) -> MixedPin:
+    """The mixed dataset's index and flags for all processes: this run's, or the newest ones."""
     if config.mixed is None:
-        return None
-    return pinned_index(run) or Root(config.mixed.url).indices()[-1]
+        return MixedPin()
+    pin = mixed_pin(run)
+    if pin.index is not None:
+        return pin
+    root, exclude = Root(config.mixed.url), config.mixed.exclude
+    flags = read_excluded(root).count if exclude and exclude.reads_flags else None
+    return MixedPin(root.indices()[-1], flags)
 
 
 def remeasure_stale(

@@ -20,7 +20,7 @@ from semix.calib.real_images import (
     open_images,
     ranges,
 )
-from semix.calib.run_folder import DataRecord
+from semix.calib.run_folder import DataRecord, MixedRecord
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.fingerprint import fingerprint
@@ -96,7 +96,7 @@ class TrainingData:
         record: DataRecord = {"real": real_digest(self.real), "class_names": names, "mixed": None}
         if self.mixed is not None:
             exclude = self.mixed.exclude
-            record["mixed"] = {
+            mixed: MixedRecord = {
                 "url": self.mixed.url,
                 "index": self.mixed.index_name,
                 "digest": self.mixed.digest,
@@ -106,6 +106,9 @@ class TrainingData:
                 ),
                 "series": self.mixed.series_digest,
             }
+            if self.mixed.flags is not None:
+                mixed["flags"] = self.mixed.flags
+            record["mixed"] = mixed
         if self.weights_digest is not None:
             record["weights"] = self.weights_digest
         return record

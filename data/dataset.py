@@ -49,6 +49,7 @@ class MixedDataset(Dataset[Sample]):
         shard_sizes: number of series that are read from each shard, in the order of the index.
         digest: of the index; series_digest: of the index and the series that the exclusion keeps;
             label_digest: of the label set in use, or None.
+        flags: number of files of flags that were read for the exclusion; None if it needs none.
 
     Args:
         index: name of the index to pin; the newest one by default.
@@ -56,6 +57,7 @@ class MixedDataset(Dataset[Sample]):
         rule: "mixing_ratio" takes the conditioning weights as labels, instead of stored ones.
         labels: digest of a label set, or its beginning; None takes the labels in the shards.
         exclude: rules for series to leave out.
+        flags: number of files `flags/N.json` to read for them, as a run pinned it; None reads all.
         side: scale images to this many pixels when they are decoded; None leaves them as stored.
         memory_limit: bytes of decoded images that may be kept in memory.
         cache: where copies of remote shards are kept; `cache_folder()/shards` by default.
@@ -77,6 +79,7 @@ class MixedDataset(Dataset[Sample]):
         labels: str | None = None,
         rule: Literal["stored", "mixing_ratio"] = "stored",
         exclude: Exclusion | None = None,
+        flags: int | None = None,
         side: int | None = None,
         memory_limit: int = MEMORY_LIMIT,
         cache: Path | None = None,
@@ -85,11 +88,12 @@ class MixedDataset(Dataset[Sample]):
     ) -> None:
         if rule != "stored" and (scale is not None or labels is not None):
             raise InputError("rule", rule, "takes no stored labels; leave scale and labels out")
-        source = PinnedRoot(Root(url), index=index, labels=labels, scale=scale)
+        source = PinnedRoot(Root(url), index=index, labels=labels, scale=scale, flags=flags)
         self.url, self.class_names = source.root.url, source.class_names
         self.index_name, self.digest = source.index, source.digest
         self.label_digest = source.label_set.digest if source.label_set else None
         self.exclude = exclude
+        self.flags = source.excluded.count if exclude and exclude.reads_flags else None
         shard_cache = None if source.store.local else ShardCache(cache, limit=cache_limit)
         files = ShardFiles(source.store, source.shards, cache=shard_cache)
         threads = threads or min(cores(), MAX_THREADS)

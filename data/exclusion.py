@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from semix.data.flags import EXCLUDED, read_excluded
 from semix.data.formats import AUDITS, SeriesFlags
 from semix.data.root import Root
 from semix.data.settings import Settings
@@ -40,9 +41,21 @@ class Exclusion(Settings):
     min_stability: float | None = Field(
         None, ge=-1, le=1, description="leave out series whose noise is less stable"
     )
-    flagged: tuple[Literal["duplicate", "still", "degenerate"], ...] = Field(
-        (), description="leave out series with these flags of `semix audit`"
+    flagged: tuple[Literal["duplicate", "still", "degenerate", "excluded"], ...] = Field(
+        (),
+        description="leave out series with these flags of `semix audit`; `excluded` are those that "
+        "were excluded in `semix browse`",
     )
+
+    @property
+    def reads_flags(self) -> bool:
+        """Whether series that people excluded are left out."""
+        return EXCLUDED in self.flagged
+
+    @property
+    def audit_flags(self) -> tuple[str, ...]:
+        """The flags of audits among those to leave out."""
+        return tuple(flag for flag in self.flagged if flag != EXCLUDED)
 
     def rules(self) -> dict[str, object]:
         """The rules that are on, by name."""
@@ -69,6 +82,19 @@ def newest_flags(root: Root, index: str) -> SeriesFlags | None:
         ValueError: the file of an audit is damaged; the message names it.
     """
     return next((flags for _, flags in _stored(root, index)), None)
+
+
+def flags_of(root: Root, group: int) -> list[str]:
+    """The flags of a series: by the last audit of the newest index, and EXCLUDED.
+
+    Raises:
+        ValueError: the file of the audit is damaged; the message names it.
+        InputError: a file of flags is damaged.
+    """
+    names = root.indices()
+    audit = newest_flags(root, names[-1]) if names else None
+    flags = [flag for flag, groups in audit.flags.items() if group in groups] if audit else []
+    return flags + [EXCLUDED] * (group in read_excluded(root).groups)
 
 
 def flagged_groups(flags: SeriesFlags, names: Iterable[str]) -> frozenset[int]:

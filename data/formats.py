@@ -3,7 +3,8 @@
     plan.json  prototypes.safetensors  extensions/N.json
     shards/0012/0012345.json  0012345-SHA8.tar  0012345-SHA8.features.safetensors
     failed/0012/0012345.N.json  discarded/0012/0012345.N.json  leases/NAME.json
-    index/N.json  audit/N.json  labels/DIGEST/set.json  labels/DIGEST/0012/0012345.json
+    index/N.json  audit/N.json  flags/N.json
+    labels/DIGEST/set.json  labels/DIGEST/0012/0012345.json
 
 A model's `read` raises ValueError (`what: field: problem`) for a damaged file, and InputError for
 one that a newer version of semix wrote: that file is intact, and must be left alone.
@@ -33,6 +34,7 @@ from semix.data.strict_json import Strict, read_strictly
 PLAN, PROTOTYPES = "plan.json", "prototypes.safetensors"
 SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"
 INDICES, AUDITS, EXTENSIONS, SETS = "index", "audit", "extensions", "labels"
+EXCLUSIONS = "flags"  # set by people; those of audits are in their own files
 PER_FOLDER = 1000  # shards; names depend on it, so it is part of the format
 MIB = 2**20
 MAX_IMAGES = 100  # in a series, because positions have two digits
@@ -564,6 +566,28 @@ class SeriesFlags(StoredFile):
     digest: Sha256
     labels: Sha256 | None
     flags: dict[Text, list[Group]]
+
+
+class ExclusionFlags(StoredFile):
+    """`flags/N.json`: series that somebody excluded, or took back; later files win.
+
+    Attributes:
+        time: UNIX seconds, for people.
+    """
+
+    WHAT = "exclusion flags"
+    MAX_BYTES = 64 * MIB
+
+    plan: Digest
+    excluded: list[Group]
+    restored: list[Group]
+    time: float
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if both := set(self.excluded) & set(self.restored):
+            raise ValueError(f"group {min(both)} is both excluded and restored")
+        return self
 
 
 class Tombstone(StoredFile):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from semix.data.errors import InputError
 from semix.data.features import FEATURES, read_features
+from semix.data.flags import ExcludedSeries, read_excluded
 from semix.data.formats import (
     PROTOTYPES,
     SeriesLabels,
@@ -38,6 +39,7 @@ class PinnedRoot:
         index: name of the index; the newest one by default.
         labels: digest of a label set, or its beginning.
         scale: sharpen the raw weights with it; None takes the labels as stored.
+        flags: number of files of flags to read, as a run pinned them; None reads all there are.
     Attributes:
         index: its name; digest: its fingerprint; pinned: its content.
         shards: its entries, ascending.
@@ -55,8 +57,10 @@ class PinnedRoot:
         index: str | None = None,
         labels: str | None = None,
         scale: float | None = None,
+        flags: int | None = None,
     ) -> None:
         self.root, self.store, self.scale = root, root.store, scale
+        self._flags = flags
         self.class_names: tuple[str, ...] = tuple(root.plan.class_names)
         num_mixed = root.plan.classes_per_group
         if scale is not None and num_mixed > 2:
@@ -76,7 +80,18 @@ class PinnedRoot:
 
     def __reduce__(self) -> tuple[Any, ...]:
         label_digest = self.label_set.digest if self.label_set else None
-        return _reopen, (self.root.url, self.index, label_digest, self.scale)
+        return _reopen, (self.root.url, self.index, label_digest, self.scale, self._flags)
+
+    @cached_property
+    def excluded(self) -> ExcludedSeries:
+        """The series that people excluded.
+
+        Raises:
+            InputError: a file of flags is missing, damaged, or of a newer version of semix.
+        """
+        excluded = read_excluded(self.root, count=self._flags)
+        self._flags = excluded.count  # for copies of this in other processes
+        return excluded
 
     def samples(self, shard: ShardEntry) -> Iterator[GroupSample]:
         """The series of a shard, with the labels in use.
@@ -204,8 +219,10 @@ def _open(root: Root, name: str | None) -> Index:
     return pinned_index
 
 
-def _reopen(url: str, index: str, labels: str | None, scale: float | None) -> PinnedRoot:
-    return PinnedRoot(Root(url), index=index, labels=labels, scale=scale)
+def _reopen(
+    url: str, index: str, labels: str | None, scale: float | None, flags: int | None
+) -> PinnedRoot:
+    return PinnedRoot(Root(url), index=index, labels=labels, scale=scale, flags=flags)
 
 
 def _sharpened(record: SeriesRecord, scale: float) -> list[list[tuple[int, float]]]:

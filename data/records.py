@@ -33,7 +33,7 @@ MAX_MESSAGE = 10_000  # characters of an error, so that what is written can be r
 RECORD = re.compile(rf"{SHARDS}/\d{{4}}/(\d{{7}})\.json")
 FILES = re.compile(rf"{SHARDS}/\d{{4}}/(\d{{7}})-[0-9a-f]{{8}}\.(tar|features\.safetensors)")
 
-ProblemKind = Literal["shard", "record", "prototypes", "index", "labels", "orphan"]
+ProblemKind = Literal["shard", "record", "prototypes", "index", "labels", "flags", "orphan"]
 
 log = logging.getLogger("semix.root")
 

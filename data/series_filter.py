@@ -20,15 +20,17 @@ class SeriesFilter:
     """Applies an exclusion to one index, shard by shard.
 
     Raises:
-        InputError: a rule needs flags, and the index was not audited.
+        InputError: a rule needs flags, and the index was not audited, or flags are damaged.
         ValueError: the file of flags is damaged; the message names it.
     """
 
     def __init__(self, exclusion: Exclusion, source: PinnedRoot) -> None:
         self.rules = exclusion.rules()
         self._source = source
-        flag_names = exclusion.flagged
+        flag_names = exclusion.audit_flags
         self._flagged = _groups_with_flags(flag_names, source) if flag_names else frozenset()
+        if exclusion.reads_flags:
+            self._flagged |= source.excluded.groups
         self._features: tuple[int, Tensor] | None = None  # of the last shard
         self._counts = dict.fromkeys(self.rules, 0)
         self._num_series = self._num_kept = 0

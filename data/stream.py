@@ -51,6 +51,7 @@ def mixed_pipeline(
     labels: str | None = None,
     scale: float | None = None,
     exclude: Exclusion | None = None,
+    flags: int | None = None,
     series: bool = False,
     dense: bool = True,
     shuffle: int = 1000,
@@ -76,7 +77,7 @@ def mixed_pipeline(
     `group`, `alphas` and `weights` float32 [A]. Images are decoded.
 
     Args:
-        index, labels, scale, exclude: as in `MixedDataset`.
+        index, labels, scale, exclude, flags: as in `MixedDataset`.
         series: a sample is a series, not an image.
         dense: labels are float32 [K], or [A, K] of a series; else sparse: lists of (class,
             probability), of different lengths.
@@ -85,7 +86,7 @@ def mixed_pipeline(
         InputError: as in `MixedDataset`.
         ValueError: while reading, a shard or an image is damaged; the message names it.
     """
-    source = PinnedRoot(Root(url), index=index, labels=labels, scale=scale)
+    source = PinnedRoot(Root(url), index=index, labels=labels, scale=scale, flags=flags)
     series_filter = None if exclude is None else SeriesFilter(exclude, source)
     passes = _Passes(seed, torch.tensor(epoch).share_memory_())
     pipeline = MixedPipeline(

@@ -14,6 +14,7 @@ import numpy as np
 
 from semix.data.errors import TooLarge
 from semix.data.features import read_features
+from semix.data.flags import DamagedFlags, read_excluded
 from semix.data.formats import (
     DISCARDED,
     PROTOTYPES,
@@ -64,6 +65,7 @@ def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
     yield from _prototypes_problems(root, made_with)
     yield from _index_problems(root, intact)
     yield from _label_problems(root, full=full)
+    yield from _flag_problems(root)
 
 
 def damage(root: Root, *, full: bool = False) -> list[Problem]:
@@ -221,6 +223,13 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
             continue
         for record in (record for folder in root.folders() for record in folder.intact):
             yield from _shard_label_problems(labels, record)
+
+
+def _flag_problems(root: Root) -> Iterator[Problem]:
+    try:
+        read_excluded(root)
+    except DamagedFlags as error:
+        yield Problem(None, str(error), "flags")
 
 
 def _shard_label_problems(labels: LabelSet, record: CommitRecord) -> Iterator[Problem]:

@@ -258,7 +258,7 @@ def series_sheet(root: Root, *, key: str) -> None:
         text = (
             f"![series {', '.join(map(str, series))}]({data_url})\n\n"
             "Each row is a series; below each image are its alpha, its CLIP weight and its soft "
-            f"label as a bar. More of them: semix browse {markdown_text(root.url)}"
+            f"label as a bar. All of them: semix browse {markdown_text(root.url)}"
         )
         create_markdown_artifact(text, key=f"{key}-series", description="a few of the series")
 

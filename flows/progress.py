@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semix.data.errors import InputError
+from semix.data.flags import DamagedFlags, read_excluded
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.lineage import describe_source, source
 from semix.data.pace import Throttle, duration
@@ -94,12 +95,22 @@ def show_root(root: Root, *, as_json: bool, full: bool, price: Price | None = No
         facts["rounds"] = "; ".join(map(_describe_round, facts["rounds"]))
     if full or price is not None:
         facts |= _record_facts(counts, root.totals(), as_json=as_json, price=price)
+    if excluded := _excluded_series(root):
+        facts["excluded_series"] = excluded
     facts["lineage"] = source(root.plan) if as_json else describe_source(source(root.plan))
     if digests := label_sets(root):
         facts["label_sets"] = ", ".join(digest[:12] for digest in digests)
         incomplete = incomplete_sets(root)
         facts |= {"incomplete_label_sets": incomplete} if as_json else label_set_lines(incomplete)
     emit_facts(facts, as_json=as_json)
+
+
+def _excluded_series(root: Root) -> int | str:
+    """How many series people excluded, or why that is unknown."""
+    try:
+        return len(read_excluded(root).groups)
+    except DamagedFlags as error:
+        return f"unknown: {error}"
 
 
 def _describe_round(planned: Round) -> str:

@@ -14,6 +14,7 @@ from safetensors.numpy import save
 from semix.data.formats import (
     FLAGS,
     CommitRecord,
+    ExclusionFlags,
     Extension,
     Failure,
     LabelSetRecord,
@@ -90,6 +91,7 @@ EXAMPLES: dict[type[StoredFile], dict[str, Any]] = {
     LabelSetRecord: LABEL_SET,
     SeriesFlags: {"index": "index/0.json", "digest": HASH, "labels": None}
     | {"flags": {flag: [] for flag in FLAGS} | {"still": [3, 5]}},
+    ExclusionFlags: {"plan": PLAN_DIGEST, "excluded": [3], "restored": [5, 6], "time": 1.5},
     Lease: {"host": "machine-0123", "pid": 17},
 }
 

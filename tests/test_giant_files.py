@@ -10,7 +10,7 @@ import pytest
 
 from semix.calib.checkpoint import Checkpoint, load_tensors, read_metadata, save_checkpoint
 from semix.calib.results import load_evaluation
-from semix.calib.run_folder import is_run, pinned_index, require_trained
+from semix.calib.run_folder import is_run, mixed_pin, require_trained
 from semix.data.errors import InputError, TooLarge
 from semix.data.exclusion import newest_flags
 from semix.data.formats import PLAN, PROTOTYPES, record_name
@@ -146,7 +146,7 @@ def test_a_config(tmp_path):
 READERS: dict[str, Callable[[Path], object]] = {
     "config.json": require_trained,
     "evaluation.json": load_evaluation,
-    "data.json": pinned_index,
+    "data.json": mixed_pin,
 }
 
 

@@ -36,7 +36,7 @@ from semix.calib.run_folder import (
     SeedEvaluation,
     StageName,
     evaluation_settings,
-    pinned_index,
+    mixed_pin,
     read_data,
     read_seed_evaluation,
     run_digest,
@@ -75,9 +75,7 @@ def evaluate_run(
     """
     config = config or stored_settings(run)
     weights = read_data(run).get("weights")
-    data = open_data(
-        config, pinned_index=pinned_index(run), weights_digest=weights, compare_splits=False
-    )
+    data = open_data(config, pin=mixed_pin(run), weights_digest=weights, compare_splits=False)
     seeds, members, fitted = [], [], []
     for seed in config.seeds:
         trained = TrainedSeed(config, data, run, seed, torch.device(device))

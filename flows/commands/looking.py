@@ -7,8 +7,9 @@ import typer
 
 from semix.data.contact_sheet import contact_sheet, read_series, sample_series, shard_of
 from semix.data.errors import InputError
+from semix.data.exclusion import flags_of
 from semix.data.formats import Failure
-from semix.data.printable import printable_line
+from semix.data.printable import print_line, printable_line
 from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.data.verify import verify as verify_root
@@ -17,7 +18,7 @@ from semix.flows.failures import translate_damage
 from semix.flows.paths import output_file
 from semix.flows.prices import Price
 from semix.flows.progress import show_root
-from semix.flows.terminal import emit, emit_json, print_error
+from semix.flows.terminal import emit, emit_json, print_error, say
 
 if TYPE_CHECKING:
     from semix.pipeline.regeneration import SeriesComparison
@@ -143,16 +144,35 @@ def _regenerated_differences(
 
 def browse(
     url: p.Root,
-    out: Annotated[Path, IMAGE_FILE] = Path("series.png"),
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="draw a contact sheet instead, .png or .webp"),
+    ] = None,
     groups: Annotated[
-        str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of each pair")
+        str,
+        typer.Option(
+            metavar="LIST", help="series of the sheet, as in 3,7-9; default: some of each pair"
+        ),
     ] = "",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="of the page; default: a free one")
+    ] = 0,
 ) -> None:
-    """Draw a contact sheet of series with their labels.
+    """Look at series and exclude some, on a page of this machine.
+
+    It prints an address for a browser, and serves until Ctrl-C. Excluded series stay in the root;
+    a training leaves them out with mixed.exclude.flagged=[excluded].
 
     Example:
-      semix browse /data/birds-mixed --groups 3,7-9
+      semix browse /data/birds-mixed
     """
+    if out is None:
+        if groups:
+            raise InputError("--groups", groups, "is for a contact sheet; add --out FILE.png")
+        from semix.flows.browse import browse as serve  # FastAPI costs a second
+
+        serve(url, port=port, show=_show_address)
+        return
     _check_image_file(out)
     root = Root(url)
     with translate_damage(root.url):
@@ -160,6 +180,11 @@ def browse(
         sheet = contact_sheet(read_series(root, numbers))
     sheet.save(out)
     emit(str(out))
+
+
+def _show_address(address: str) -> None:
+    print_line(address)  # at once, also into a pipe
+    say("open this address in a browser of this machine; Ctrl-C ends the page")
 
 
 def show(
@@ -181,6 +206,8 @@ def show(
     shard = shard_of(root, group)
     record = root.record(shard)
     facts: dict[str, Any] = {"group": group, "shard": shard, "tar": record and record.tar}
+    with translate_damage(root.url):
+        facts["flags"] = flags_of(root, group)
     sample = _stored_series(root, group) if record else None
     if regenerate:
         sample, facts["same_pixels"] = _regenerated_series(root, group, sample, device=device)
@@ -226,6 +253,8 @@ def _series_lines(facts: dict[str, Any], *, url: str) -> list[str]:
     shard = facts["shard"]
     tar = facts["tar"] or f"not made yet; semix resume {url} --shards {shard}"
     lines = [f"group {facts['group']}, shard {shard}: {tar}"]
+    if facts["flags"]:
+        lines.append(f"flags    {printable_line(', '.join(facts['flags']))}")
     if "names" in facts:
         names = ", ".join(
             f"{printable_line(n)} ({k})"

@@ -12,8 +12,10 @@ from semix.calib.batches import Batches
 from semix.calib.check import check_config
 from semix.calib.real_data import open_data
 from semix.calib.run_folder import pin_data
+from semix.calib.train import pin_of_mixed
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
+from semix.data.flags import flag_series
 from semix.data.real import DIGITS
 from semix.data.root import Root
 from tests import handmade
@@ -134,3 +136,18 @@ def test_a_label_set_with_malformed_labels_is_refused_by_name(make_config, mixed
     message = r"^mixed\.url = .*labels/cd34.*: sums to 0\.8, not 1"
     with pytest.raises(InputError, match=message):
         open_data(make_config(f"mixed.url={root.url}", "mixed.labels=cd34cd34"))
+
+
+def test_flags_of_excluded_series_are_pinned(make_config, mixed_url, tmp_path):
+    root = Root(shutil.copytree(mixed_url, tmp_path / "root").as_posix())
+    flag_series(root, excluded=[1])
+    config = make_config(f"mixed.url={root.url}", "mixed.exclude.flagged=[excluded]")
+    data = open_data(config)
+    assert data.record["mixed"]["flags"] == 1 and 1 not in data.mixed.numbers
+    run = tmp_path / "run"
+    (run / "seed-0").mkdir(parents=True)
+    (run / "data.json").write_text(json.dumps(data.record))
+    flag_series(root, excluded=[2])
+    pin_data(open_data(config, pin=pin_of_mixed(config, run)).record, run)  # the run goes on
+    with pytest.raises(InputError, match=r"data\.json mixed = .*is not what this run began with"):
+        pin_data(open_data(config).record, run)

@@ -13,10 +13,11 @@ from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
     MODEL,
+    MixedPin,
     claim_run,
     is_measured,
+    mixed_pin,
     pin_data,
-    pinned_index,
     require_trained,
     seed_folder,
     seed_lock,
@@ -93,10 +94,10 @@ def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
         return {"real": "r", "mixed": {"url": "u", "index": index, "digest": "d"}}
 
     pin_data(record("index/0.json"), tmp_path)
-    assert pinned_index(tmp_path) is None
+    assert mixed_pin(tmp_path) == MixedPin()
     pin_data(record("index/1.json"), tmp_path)
     (tmp_path / "seed-0").mkdir()
-    assert pinned_index(tmp_path) == "index/1.json"
+    assert mixed_pin(tmp_path) == MixedPin("index/1.json")
     with pytest.raises(InputError, match=r"data\.json mixed = .*choose a fresh run folder"):
         pin_data(record("index/2.json"), tmp_path)
 

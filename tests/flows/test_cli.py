@@ -206,7 +206,10 @@ def test_failed_shards_left_out_need_no_prefect(root):
         (["build", "s3x://a/b.yaml", "--out", "x"], "config = s3x://a/b.yaml: use one of file"),
         (["extend", "{root}"], "give a root and --groups-per-pair, or a root, --by-run"),
         (["show", "{root}", "6"], "group = 6: {root} has groups 0 to 5"),
-        (["browse", "{root}", "--groups", "3"], "is not made yet; run `semix resume {root} --sh"),
+        (
+            ["browse", "{root}", "--groups", "3", "--out", "x.png"],
+            "is not made yet; run `semix resume {root} --sh",
+        ),
         (["build", "{config}", "--out", "s3x://a"], "url = s3x://a: use one of file"),
         (["build", "{config}", "--out", "x", "--check", "--share", "1.2"], "share = 1.2: give a"),
         (["build", "{config}", "--out", "x", "--time", "--rate", "0"], "rate = 0.0: give the dev"),

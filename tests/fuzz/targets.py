@@ -12,6 +12,7 @@ from PIL import Image
 from semix.data.errors import InputError
 from semix.data.formats import (
     CommitRecord,
+    ExclusionFlags,
     Extension,
     Failure,
     LabelSetRecord,
@@ -42,6 +43,7 @@ FILES: dict[str, type[StoredFile]] = {
     "labels": ShardLabels,
     "set": LabelSetRecord,
     "audit": SeriesFlags,
+    "flags": ExclusionFlags,
     "extension": Extension,
     "lease": Lease,
 }

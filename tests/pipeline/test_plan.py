@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from semix.data.errors import InputError
+from semix.data.formats import SeriesByRun
+from semix.data.layout import next_extension
 from semix.data.settings import load_settings
 from semix.pipeline.class_sets import class_sets, combination, permuted
 from semix.pipeline.config import BuildConfig, GeneratorConfig, MixingConfig
@@ -44,6 +46,30 @@ def test_groups_are_a_pure_function_of_their_index_and_wrap_around():
     assert first.group(44).second == 9
     assert len({first.group(i).seed for i in range(135)}) == 135
     assert group_seed(0, 1) != group_seed(1, 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["mixing.pairs={kind: sampled, count: 7}"],
+        ["mixing.pairs={kind: named, names: [[nine, two], [zero, one]]}"],
+        ["mixing.classes=3", "mixing.grid=random", "mixing.alphas=8", "annotation.rule=simplex"],
+    ],
+)
+def test_the_classes_of_all_groups_at_once_are_those_of_each(settings):
+    names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    config = load_settings(BuildConfig, SETTINGS, settings)
+    counted = SeriesByRun(
+        run="r", digest="d", by="confusion", images=1, series=[(0, 3, 2), (1, 2, 5)]
+    )
+    before = BuildPlan(config, names)
+    extension = next_extension("d", before.layout, 7, groups_per_pair=3, by_run=counted)
+    extended = BuildPlan(
+        config, names, extensions=[extension] if config.mixing.classes == 2 else []
+    )
+    each = [extended.group(index).classes for index in range(extended.num_groups)]
+    assert extended.classes().tolist() == [list(classes) for classes in each]
 
 
 def test_shards_cover_every_group_once():
