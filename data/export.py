@@ -5,7 +5,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,12 @@ from semix.data.files import published, write_json
 from semix.data.formats import ShardEntry
 from semix.data.images import MAX_PIXELS, check_header, decode_image, encode_image
 from semix.data.installation import install_command
+from semix.data.marks import is_marked
 from semix.data.pinned import PinnedRoot
 from semix.data.tar import GroupSample
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
+Sign = Callable[[bytes, str], bytes]  # of the bytes of a file and its extension
 COLUMNS = {  # without `image` and `label`
     **{"group": "int64", "position": "int64"},
     **{"classes": "int64", "names": "string", "mixture": "float64"},
@@ -38,8 +40,13 @@ configs:
   data_files:
   - split: train
     path: data/*.parquet
+tags:
+- synthetic
+- semix
 ---
 # Images between two classes, with soft labels
+
+All images are synthetic: a generative model made them. {mark}
 
 {images} images in series of {series}: each series starts from one noise, and its images go from
 one class to another. `mixture` is the conditioning of the generator, `weight` the position of the
@@ -54,6 +61,9 @@ images = load_dataset("FOLDER", split="train")
 
 Made by semix. Plan {plan}, {index}{labels}.
 """
+MARKED = """Each file says so in its XMP metadata (IPTC digital source
+type `trainedAlgorithmicMedia`)."""
+UNMARKED = "The files themselves do not say so."
 
 
 @dataclass(frozen=True)
@@ -83,23 +93,30 @@ def image_rows(
     shards: Sequence[ShardEntry] | None = None,
     *,
     image_format: ImageFormat = "keep",
+    sign: Sign | None = None,
 ) -> Iterator[ImageRow]:
     """One row per image of these shards, by default of all; one series is in memory at a time.
 
+    Args:
+        sign: adds signed provenance to each file, as `semix.data.signing.ImageSigner.sign`.
     Raises:
         ValueError: a shard or its labels are damaged, or not as in the index; names the tar.
     """
     for shard in source.shards if shards is None else shards:
         for sample in source.samples(shard):
             try:
-                yield from _series_rows(sample, source.class_names, image_format)
+                yield from _series_rows(sample, source.class_names, image_format, sign)
             except ValueError as error:
                 group = sample.record.group
                 raise ValueError(f"{shard.tar}: group {group}: {error}") from None
 
 
 def write_image_folder(
-    source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep"
+    source: PinnedRoot,
+    target: Path,
+    *,
+    image_format: ImageFormat = "keep",
+    sign: Sign | None = None,
 ) -> int:
     """Write `CLASSES/GROUP.POSITION.webp`, labels.csv and classes.json; returns the image count.
 
@@ -116,7 +133,7 @@ def write_image_folder(
         with (partial / "labels.csv").open("w", newline="", encoding="ascii") as file:
             table = csv.writer(file)
             table.writerow(["file", *COLUMNS, "label"])
-            for row in image_rows(source, image_format=image_format):
+            for row in image_rows(source, image_format=image_format, sign=sign):
                 folders = folders or folder_names(source.class_names, together=len(row.classes))
                 folder = "_".join(folders[k] for k in row.classes)
                 (partial / folder).mkdir(exist_ok=True)
@@ -148,7 +165,13 @@ def folder_names(class_names: Sequence[str], *, together: int) -> list[str]:
     ]
 
 
-def write_parquet(source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep") -> int:
+def write_parquet(
+    source: PinnedRoot,
+    target: Path,
+    *,
+    image_format: ImageFormat = "keep",
+    sign: Sign | None = None,
+) -> int:
     """Write a folder of files with a row per image, including its bytes; returns the image count.
 
     They are called train-00000-of-00012.parquet and so on.
@@ -158,11 +181,15 @@ def write_parquet(source: PinnedRoot, target: Path, *, image_format: ImageFormat
     """
     _pyarrow()
     with new_target(target) as partial:
-        return _write_files(partial, source, image_format)
+        return _write_files(partial, source, image_format, sign)
 
 
 def write_hugging_face(
-    source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep"
+    source: PinnedRoot,
+    target: Path,
+    *,
+    image_format: ImageFormat = "keep",
+    sign: Sign | None = None,
 ) -> int:
     """Write a folder that `datasets.load_dataset` opens, also offline; returns the image count.
 
@@ -173,7 +200,7 @@ def write_hugging_face(
     """
     _pyarrow()
     with new_target(target) as partial:
-        count = _write_files(partial / "data", source, image_format)
+        count = _write_files(partial / "data", source, image_format, sign)
         write_json(partial / "classes.json", source.class_names)
         (partial / "README.md").write_text(_card(source, images=count))
     return count
@@ -198,7 +225,7 @@ def _require_free_target(target: Path) -> None:
 
 
 def _series_rows(
-    sample: GroupSample, class_names: Sequence[str], image_format: ImageFormat
+    sample: GroupSample, class_names: Sequence[str], image_format: ImageFormat, sign: Sign | None
 ) -> Iterator[ImageRow]:
     record, mixture = sample.record, sample.record.mixtures
     for position, alpha in enumerate(record.alphas):
@@ -212,7 +239,7 @@ def _series_rows(
             alpha=alpha,
             weight=record.weights[position],
             label=[(target, p) for target, p in record.labels[position] if p > 0],
-            content=content,
+            content=content if sign is None else sign(content, extension),
             extension=extension,
         )
 
@@ -223,7 +250,7 @@ def _image(sample: GroupSample, position: int, image_format: ImageFormat) -> tup
         if image_format == "keep":
             check_header(content, max_pixels=MAX_PIXELS)
             return sample.extension, content
-        return "png", encode_image(decode_image(content), "png")
+        return "png", encode_image(decode_image(content), "png", mark=is_marked(content))
     except ValueError as error:
         raise ValueError(f"image {position}: {error}") from None
 
@@ -248,13 +275,15 @@ def _pyarrow() -> ModuleType:
     return pyarrow
 
 
-def _write_files(folder: Path, source: PinnedRoot, image_format: ImageFormat) -> int:
+def _write_files(
+    folder: Path, source: PinnedRoot, image_format: ImageFormat, sign: Sign | None
+) -> int:
     """Write parquet files into a new folder; returns the image count."""
     count, files = 0, list(_files(source.shards))
     folder.mkdir(parents=True)
     for number, shards in enumerate(files):
         path = folder / f"train-{number:05d}-of-{len(files):05d}.parquet"
-        rows = image_rows(source, shards, image_format=image_format)
+        rows = image_rows(source, shards, image_format=image_format, sign=sign)
         count += _write_rows(path, rows, source)
     return count
 
@@ -328,6 +357,7 @@ def _card(source: PinnedRoot, *, images: int) -> str:
     plan, labels = source.root.plan, source.label_set
     return CARD.format(
         images=f"{images:,}",
+        mark=MARKED if plan.marked else UNMARKED,
         series=plan.images_per_group,
         classes=len(source.class_names),
         plan=plan.digest[:12],

@@ -75,8 +75,14 @@ def identity(
 
 
 def identity_settings(config: BuildConfig) -> dict[str, object]:
-    """The settings that decide bytes and differ from their defaults."""
+    """The settings that decide bytes and differ from their defaults.
+
+    Images of older roots have no mark, so it is the mark, though the default, that is mentioned.
+    """
     sections = config.model_dump(mode="json", exclude_defaults=True, exclude=NON_IDENTITY_SETTINGS)
+    sections.get("shards", {}).pop("mark", None)
+    if config.shards.mark:
+        sections.setdefault("shards", {})["mark"] = True
     return {name: settings for name, settings in sections.items() if settings}
 
 

@@ -36,7 +36,7 @@ from semix.data.store import Store
 from semix.data.tar import GroupSample, read_shard
 from semix.data.threads import mapped
 from semix.pipeline.config import AnnotationConfig, BuildConfig
-from semix.pipeline.plan import BuildPlan, MixGroup
+from semix.pipeline.plan import BuildPlan, MixGroup, planned_settings
 from semix.pipeline.prototypes import measure, remove_chunks
 from semix.pipeline.provenance import (
     AnnotationIdentity,
@@ -75,7 +75,7 @@ def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
         if not override.startswith("annotation."):
             remedy = "the images are made; only annotation.* can change"
             raise InputError("--set", override, remedy)
-    config = root.plan.config
+    config = planned_settings(root.plan)
     new = dict(override.removeprefix("annotation.").partition("=")[::2] for override in overrides)
     reset = {  # keys that fall back to their defaults
         key
@@ -89,7 +89,10 @@ def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
 
 def is_own(root: Root, config: BuildConfig) -> bool:
     """Whether this annotation gives the labels that are in the root's shards already."""
-    planned, new = load_settings(BuildConfig, root.plan.config).annotation, config.annotation
+    planned, new = (
+        load_settings(BuildConfig, planned_settings(root.plan)).annotation,
+        config.annotation,
+    )
     content = annotation_content(planned, own_encoders(root))
     return annotation_content(new, encoders_of(root, new)) == content
 

@@ -15,6 +15,7 @@ from semix.data.formats import PairWeighting
 from semix.data.imagefolder import check_outside_images
 from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
+from semix.data.signing import signing
 from semix.flows import parameters as p
 from semix.flows import prices
 from semix.flows.configs import load_config
@@ -270,6 +271,12 @@ def export(
         float | None, typer.Option(metavar="SCALE", help="sharpen the CLIP weights by this instead")
     ] = None,
     index: p.Index = "",
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CERT", help="PEM file of certificates and key, to sign each image (C2PA)"
+        ),
+    ] = None,
     json: p.Json = False,
 ) -> None:
     """Write images and soft labels for other programs.
@@ -289,7 +296,8 @@ def export(
     }[format]
     with translate_damage(root.url):
         source = PinnedRoot(root, index=index or None, labels=labels or None, scale=scale)
-        images = write(source, to, image_format=image_format.value)
+        with signing(sign) as signed:
+            images = write(source, to, image_format=image_format.value, sign=signed)
     facts = {"written": str(to), "format": format.value, "images": images}
     emit_facts(facts | {"index": source.index}, as_json=json)
 
