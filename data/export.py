@@ -17,8 +17,10 @@ from semix.data.files import published, write_json
 from semix.data.formats import ShardEntry
 from semix.data.images import MAX_PIXELS, check_header, decode_image, encode_image
 from semix.data.installation import install_command
+from semix.data.licences import licences
 from semix.data.marks import is_marked
 from semix.data.pinned import PinnedRoot
+from semix.data.printable import markdown_text
 from semix.data.tar import GroupSample
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
@@ -58,6 +60,13 @@ from datasets import load_dataset
 
 images = load_dataset("FOLDER", split="train")
 ```
+
+## Licences
+
+Of the models that made images and labels, as their own cards state; they may bind what is made
+with them.
+
+{licences}
 
 Made by semix. Plan {plan}, {index}{labels}.
 """
@@ -357,6 +366,9 @@ def _card(source: PinnedRoot, *, images: int) -> str:
     plan, labels = source.root.plan, source.label_set
     return CARD.format(
         images=f"{images:,}",
+        licences="\n".join(
+            f"- {role}: {markdown_text(licence)}" for role, licence in licences(plan.models).items()
+        ),
         mark=MARKED if plan.marked else UNMARKED,
         series=plan.images_per_group,
         classes=len(source.class_names),

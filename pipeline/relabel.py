@@ -29,6 +29,7 @@ from semix.data.formats import (
     SeriesLabels,
 )
 from semix.data.label_sets import IMAGES, ROOT, LabelSet, create_set, features_file, label_sets
+from semix.data.licences import without_cards
 from semix.data.root import Root
 from semix.data.settings import load_settings, read_yaml
 from semix.data.splits import RealDataConfig
@@ -444,7 +445,7 @@ def _planned_if_same(encoder: Encoder, planned: Encoder | None) -> Encoder:
     """The root's encoder where this one equals it, or has its name and no local files."""
     if planned is None:
         return encoder
-    if not encoder["files"] and {**planned, "files": {}} == encoder:
+    if not encoder["files"] and without_cards({**planned, "files": {}}) == without_cards(encoder):
         return planned
     result = encoder.copy()
     if unchanged(encoder_content(planned), encoder_content(encoder)):
