@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from semix.data.croissant import CROISSANT, LISTS, DatasetCard, as_json, export_metadata
 from semix.data.errors import InputError
 from semix.data.files import published, write_json
 from semix.data.formats import ShardEntry
@@ -25,12 +26,12 @@ from semix.data.tar import GroupSample
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
 Sign = Callable[[bytes, str], bytes]  # of the bytes of a file and its extension
+NO_CARD = DatasetCard()
 COLUMNS = {  # without `image` and `label`
     **{"group": "int64", "position": "int64"},
     **{"classes": "int64", "names": "string", "mixture": "float64"},
     **{"alpha": "float64", "weight": "float64"},
 }
-LISTS = ("classes", "names", "mixture")
 UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 MAX_NAME = 200  # characters of the name of a folder, without numbers; file systems allow 255
 MAX_ROWS, MAX_BYTES = 1000, 32 * 2**20  # of a row group; one is in memory at a time
@@ -126,12 +127,17 @@ def write_image_folder(
     *,
     image_format: ImageFormat = "keep",
     sign: Sign | None = None,
+    card: DatasetCard = NO_CARD,
 ) -> int:
-    """Write `CLASSES/GROUP.POSITION.webp`, labels.csv and classes.json; returns the image count.
+    """Write `CLASSES/GROUP.POSITION.webp`, labels.csv, classes.json and croissant.json.
 
     Folders are named after their classes, as cat_great-dane; see `folder_names`. Lists in the
     table are JSON in plain ASCII, so that no cell looks like a formula to a spreadsheet.
 
+    Args:
+        card: what a person states, for croissant.json; also of the other exports.
+    Returns:
+        The image count.
     Raises:
         InputError: the target exists.
     """
@@ -151,6 +157,8 @@ def write_image_folder(
                 table.writerow(_cells(name, row))
                 count += 1
         write_json(partial / "classes.json", source.class_names)
+        metadata = export_metadata(source, partial, card, layout="folder")
+        (partial / CROISSANT).write_bytes(as_json(metadata))
     return count
 
 
@@ -180,17 +188,27 @@ def write_parquet(
     *,
     image_format: ImageFormat = "keep",
     sign: Sign | None = None,
+    card: DatasetCard = NO_CARD,
 ) -> int:
     """Write a folder of files with a row per image, including its bytes; returns the image count.
 
-    They are called train-00000-of-00012.parquet and so on.
+    They are called train-00000-of-00012.parquet and so on. `TARGET.croissant.json` lies beside the
+    folder, because pyarrow reads every file in it as parquet.
 
     Raises:
-        InputError: pyarrow is not installed, or the target exists.
+        InputError: pyarrow is not installed, or a target exists.
     """
     _pyarrow()
-    with new_target(target) as partial:
-        return _write_files(partial, source, image_format, sign)
+    with new_target(metadata_of(target)) as description, new_target(target) as partial:
+        count = _write_files(partial, source, image_format, sign)
+        metadata = export_metadata(source, partial, card, layout="parquet", within=target.name)
+        description.write_bytes(as_json(metadata))
+    return count
+
+
+def metadata_of(target: Path) -> Path:
+    """The Croissant file beside a folder of parquet files."""
+    return target.with_name(f"{target.name}.{CROISSANT}")
 
 
 def write_hugging_face(
@@ -199,10 +217,12 @@ def write_hugging_face(
     *,
     image_format: ImageFormat = "keep",
     sign: Sign | None = None,
+    card: DatasetCard = NO_CARD,
 ) -> int:
     """Write a folder that `datasets.load_dataset` opens, also offline; returns the image count.
 
-    It holds the files of `write_parquet` in data/, classes.json, and README.md as a card.
+    It holds the files of `write_parquet` in data/, classes.json, croissant.json, and README.md as a
+    card.
 
     Raises:
         InputError: pyarrow is not installed, or the target exists.
@@ -212,6 +232,8 @@ def write_hugging_face(
         count = _write_files(partial / "data", source, image_format, sign)
         write_json(partial / "classes.json", source.class_names)
         (partial / "README.md").write_text(_card(source, images=count))
+        metadata = export_metadata(source, partial, card, layout="huggingface")
+        (partial / CROISSANT).write_bytes(as_json(metadata))
     return count
 
 
