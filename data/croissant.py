@@ -82,7 +82,7 @@ FLAGGED: dict[Flag, str] = {
 }
 LIMITATION = (
     "Images come from a generative model and need not look like photographs of their classes; soft "
-    "labels are computed by CLIP, not by people."
+    "labels are computed, not given by people."
 )
 BIAS = (
     "Images and labels inherit the biases of the generator, of CLIP and of the real images behind "
@@ -201,7 +201,7 @@ def _dataset(
         "rai:personalSensitiveInformation": card.personal_sensitive_information,
         "rai:dataUseCases": list(card.use_cases),
         "rai:dataSocialImpact": card.social_impact,
-        "rai:machineAnnotationTools": [f"CLIP: {_name(plan.models['annotation'])}"],
+        "rai:machineAnnotationTools": [f"CLIP: {_name(models_of(source)['annotation'])}"],
         "distribution": files,
         "recordSet": [_splits(), _classes(source), records],
     }
@@ -228,19 +228,27 @@ def _entities(source: PinnedRoot, card: DatasetCard) -> Iterator[dict[str, Any]]
     name = card.real_data or real.get("dataset") or Path(str(real.get("path") or "")).name
     name = name or str(real.get("name", "unknown"))
     yield {"@type": "prov:Entity", "prov:label": f"real images: {name}"}
-    for role, identity in identities(plan.models):
+    for role, identity in identities(models_of(source)):
         label = f"{role}: {_name(identity)}, licence {licence_of(identity)}"
         yield {"@type": "prov:Entity", "prov:label": label}
 
 
+def models_of(source: PinnedRoot) -> dict[str, Any]:
+    """Identities of the models behind images and labels; a label set has its own CLIP models."""
+    models: dict[str, Any] = {**source.root.plan.models}
+    return models | ({"annotation": source.label_set.record.encoders} if source.label_set else {})
+
+
 def _activities(source: PinnedRoot) -> list[dict[str, Any]]:
-    plan = source.root.plan
+    plan, labels = source.root.plan, source.label_set
+    annotation = labels.record.annotation if labels else plan.config.get("annotation") or {}
+    rule = annotation.get("rule", "projection")
     version = plan.versions.get("semix", "unknown")
     agent = {"@type": "prov:SoftwareAgent", "prov:label": f"semix {version}"}
     steps = (
         "generation: series of images, each from one noise, whose conditioning moves from class to "
         f"class (plan {plan.digest})",
-        "annotation: soft labels from CLIP features and class prototypes",
+        f"annotation: soft labels of CLIP features and class prototypes (rule {rule})",
     )
     return [
         {"@type": "prov:Activity", "prov:label": step, "prov:wasAssociatedWith": agent}

@@ -12,7 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from semix.data.croissant import CROISSANT, LISTS, DatasetCard, as_json, export_metadata
+from semix.data.croissant import (
+    CROISSANT,
+    LISTS,
+    DatasetCard,
+    as_json,
+    export_metadata,
+    models_of,
+)
 from semix.data.errors import InputError
 from semix.data.files import published, write_json
 from semix.data.formats import ShardEntry
@@ -389,7 +396,8 @@ def _card(source: PinnedRoot, *, images: int) -> str:
     return CARD.format(
         images=f"{images:,}",
         licences="\n".join(
-            f"- {role}: {markdown_text(licence)}" for role, licence in licences(plan.models).items()
+            f"- {role}: {markdown_text(licence)}"
+            for role, licence in licences(models_of(source)).items()
         ),
         mark=MARKED if plan.marked else UNMARKED,
         series=plan.images_per_group,
