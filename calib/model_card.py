@@ -42,11 +42,12 @@ def model_card(
         InputError: the run's evaluation.json is missing or damaged.
     """
     config = classifier.config
+    record = read_data(run)
     head = {
         "license": license_name or "unknown",
         "library_name": "timm" if format == "timm" else "semix",
         "pipeline_tag": "image-classification",
-        "tags": TAGS,
+        "tags": [*TAGS, *(["synthetic"] if record["mixed"] else [])],
     }
     stages = methods_of(run, load_evaluation(run))
     method = next(each for each in stages if each.stage == classifier.stage)
@@ -68,7 +69,7 @@ def model_card(
         side=classifier.image_size,
         classes=", ".join(classifier.class_names),
         real=Path(str(config.real.path or config.real.name)).name,
-        record=read_data(run),
+        record=record,
         source=_source(run),
         images=next(iter(method.seeds.values())).images("test"),
         bins=method.bins,

@@ -1,5 +1,6 @@
 """The table of a study that compares its mixed datasets, one row per build."""
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def mixed_table(frame: "DataFrame") -> Table:
         frame: one row per mixed dataset, with columns dataset, build, split, draw, and those of
             MIXED_MEASURES, empty if not measured.
     """
-    rows, first_builds = [], dict[str, "DataFrame"]()
+    rows, first_builds = [], dict[Hashable, "DataFrame"]()
     for (dataset, build), lines in frame.groupby(["dataset", "build"], sort=False):
         baseline = first_builds.setdefault(dataset, lines)
         cells = [

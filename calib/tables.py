@@ -169,7 +169,7 @@ def csv_text(frame: "DataFrame", *, float_format: str | None = None) -> str:
     quoted = frame.copy(deep=False).rename(columns=plain)
     for number, kind in enumerate(frame.dtypes):
         if kind.kind not in "biuf":
-            quoted.isetitem(number, frame.iloc[:, number].map(plain))
+            quoted.isetitem(number, frame.iloc[:, number].map(plain).to_numpy())
     text: str = quoted.to_csv(index=False, lineterminator="\n", float_format=float_format)
     return text
 

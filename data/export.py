@@ -5,28 +5,40 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from semix.data.croissant import (
+    CROISSANT,
+    LISTS,
+    DatasetCard,
+    as_json,
+    export_metadata,
+    models_of,
+)
 from semix.data.errors import InputError
 from semix.data.files import published, write_json
 from semix.data.formats import ShardEntry
 from semix.data.images import MAX_PIXELS, check_header, decode_image, encode_image
 from semix.data.installation import install_command
+from semix.data.licences import licences
+from semix.data.marks import is_marked
 from semix.data.pinned import PinnedRoot
+from semix.data.printable import markdown_text
 from semix.data.tar import GroupSample
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
+Sign = Callable[[bytes, str], bytes]  # of the bytes of a file and its extension
+NO_CARD = DatasetCard()
 COLUMNS = {  # without `image` and `label`
     **{"group": "int64", "position": "int64"},
     **{"classes": "int64", "names": "string", "mixture": "float64"},
     **{"alpha": "float64", "weight": "float64"},
 }
-LISTS = ("classes", "names", "mixture")
 UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 MAX_NAME = 200  # characters of the name of a folder, without numbers; file systems allow 255
 MAX_ROWS, MAX_BYTES = 1000, 32 * 2**20  # of a row group; one is in memory at a time
@@ -38,8 +50,13 @@ configs:
   data_files:
   - split: train
     path: data/*.parquet
+tags:
+- synthetic
+- semix
 ---
 # Images between two classes, with soft labels
+
+All images are synthetic: a generative model made them. {mark}
 
 {images} images in series of {series}: each series starts from one noise, and its images go from
 one class to another. `mixture` is the conditioning of the generator, `weight` the position of the
@@ -52,8 +69,18 @@ from datasets import load_dataset
 images = load_dataset("FOLDER", split="train")
 ```
 
+## Licences
+
+Of the models that made images and labels, as their own cards state; they may bind what is made
+with them.
+
+{licences}
+
 Made by semix. Plan {plan}, {index}{labels}.
 """
+MARKED = """Each file says so in its XMP metadata (IPTC digital source
+type `trainedAlgorithmicMedia`)."""
+UNMARKED = "The files themselves do not say so."
 
 
 @dataclass(frozen=True)
@@ -83,29 +110,41 @@ def image_rows(
     shards: Sequence[ShardEntry] | None = None,
     *,
     image_format: ImageFormat = "keep",
+    sign: Sign | None = None,
 ) -> Iterator[ImageRow]:
     """One row per image of these shards, by default of all; one series is in memory at a time.
 
+    Args:
+        sign: adds signed provenance to each file, as `semix.data.signing.ImageSigner.sign`.
     Raises:
         ValueError: a shard or its labels are damaged, or not as in the index; names the tar.
     """
     for shard in source.shards if shards is None else shards:
         for sample in source.samples(shard):
             try:
-                yield from _series_rows(sample, source.class_names, image_format)
+                yield from _series_rows(sample, source.class_names, image_format, sign)
             except ValueError as error:
                 group = sample.record.group
                 raise ValueError(f"{shard.tar}: group {group}: {error}") from None
 
 
 def write_image_folder(
-    source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep"
+    source: PinnedRoot,
+    target: Path,
+    *,
+    image_format: ImageFormat = "keep",
+    sign: Sign | None = None,
+    card: DatasetCard = NO_CARD,
 ) -> int:
-    """Write `CLASSES/GROUP.POSITION.webp`, labels.csv and classes.json; returns the image count.
+    """Write `CLASSES/GROUP.POSITION.webp`, labels.csv, classes.json and croissant.json.
 
     Folders are named after their classes, as cat_great-dane; see `folder_names`. Lists in the
     table are JSON in plain ASCII, so that no cell looks like a formula to a spreadsheet.
 
+    Args:
+        card: what a person states, for croissant.json; also of the other exports.
+    Returns:
+        The image count.
     Raises:
         InputError: the target exists.
     """
@@ -116,7 +155,7 @@ def write_image_folder(
         with (partial / "labels.csv").open("w", newline="", encoding="ascii") as file:
             table = csv.writer(file)
             table.writerow(["file", *COLUMNS, "label"])
-            for row in image_rows(source, image_format=image_format):
+            for row in image_rows(source, image_format=image_format, sign=sign):
                 folders = folders or folder_names(source.class_names, together=len(row.classes))
                 folder = "_".join(folders[k] for k in row.classes)
                 (partial / folder).mkdir(exist_ok=True)
@@ -125,6 +164,8 @@ def write_image_folder(
                 table.writerow(_cells(name, row))
                 count += 1
         write_json(partial / "classes.json", source.class_names)
+        metadata = export_metadata(source, partial, card, layout="folder")
+        (partial / CROISSANT).write_bytes(as_json(metadata))
     return count
 
 
@@ -148,34 +189,58 @@ def folder_names(class_names: Sequence[str], *, together: int) -> list[str]:
     ]
 
 
-def write_parquet(source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep") -> int:
+def write_parquet(
+    source: PinnedRoot,
+    target: Path,
+    *,
+    image_format: ImageFormat = "keep",
+    sign: Sign | None = None,
+    card: DatasetCard = NO_CARD,
+) -> int:
     """Write a folder of files with a row per image, including its bytes; returns the image count.
 
-    They are called train-00000-of-00012.parquet and so on.
+    They are called train-00000-of-00012.parquet and so on. `TARGET.croissant.json` lies beside the
+    folder, because pyarrow reads every file in it as parquet.
 
     Raises:
-        InputError: pyarrow is not installed, or the target exists.
+        InputError: pyarrow is not installed, or a target exists.
     """
     _pyarrow()
-    with new_target(target) as partial:
-        return _write_files(partial, source, image_format)
+    with new_target(metadata_of(target)) as description, new_target(target) as partial:
+        count = _write_files(partial, source, image_format, sign)
+        metadata = export_metadata(source, partial, card, layout="parquet", within=target.name)
+        description.write_bytes(as_json(metadata))
+    return count
+
+
+def metadata_of(target: Path) -> Path:
+    """The Croissant file beside a folder of parquet files."""
+    return target.with_name(f"{target.name}.{CROISSANT}")
 
 
 def write_hugging_face(
-    source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep"
+    source: PinnedRoot,
+    target: Path,
+    *,
+    image_format: ImageFormat = "keep",
+    sign: Sign | None = None,
+    card: DatasetCard = NO_CARD,
 ) -> int:
     """Write a folder that `datasets.load_dataset` opens, also offline; returns the image count.
 
-    It holds the files of `write_parquet` in data/, classes.json, and README.md as a card.
+    It holds the files of `write_parquet` in data/, classes.json, croissant.json, and README.md as a
+    card.
 
     Raises:
         InputError: pyarrow is not installed, or the target exists.
     """
     _pyarrow()
     with new_target(target) as partial:
-        count = _write_files(partial / "data", source, image_format)
+        count = _write_files(partial / "data", source, image_format, sign)
         write_json(partial / "classes.json", source.class_names)
         (partial / "README.md").write_text(_card(source, images=count))
+        metadata = export_metadata(source, partial, card, layout="huggingface")
+        (partial / CROISSANT).write_bytes(as_json(metadata))
     return count
 
 
@@ -198,7 +263,7 @@ def _require_free_target(target: Path) -> None:
 
 
 def _series_rows(
-    sample: GroupSample, class_names: Sequence[str], image_format: ImageFormat
+    sample: GroupSample, class_names: Sequence[str], image_format: ImageFormat, sign: Sign | None
 ) -> Iterator[ImageRow]:
     record, mixture = sample.record, sample.record.mixtures
     for position, alpha in enumerate(record.alphas):
@@ -212,7 +277,7 @@ def _series_rows(
             alpha=alpha,
             weight=record.weights[position],
             label=[(target, p) for target, p in record.labels[position] if p > 0],
-            content=content,
+            content=content if sign is None else sign(content, extension),
             extension=extension,
         )
 
@@ -223,7 +288,7 @@ def _image(sample: GroupSample, position: int, image_format: ImageFormat) -> tup
         if image_format == "keep":
             check_header(content, max_pixels=MAX_PIXELS)
             return sample.extension, content
-        return "png", encode_image(decode_image(content), "png")
+        return "png", encode_image(decode_image(content), "png", mark=is_marked(content))
     except ValueError as error:
         raise ValueError(f"image {position}: {error}") from None
 
@@ -248,13 +313,15 @@ def _pyarrow() -> ModuleType:
     return pyarrow
 
 
-def _write_files(folder: Path, source: PinnedRoot, image_format: ImageFormat) -> int:
+def _write_files(
+    folder: Path, source: PinnedRoot, image_format: ImageFormat, sign: Sign | None
+) -> int:
     """Write parquet files into a new folder; returns the image count."""
     count, files = 0, list(_files(source.shards))
     folder.mkdir(parents=True)
     for number, shards in enumerate(files):
         path = folder / f"train-{number:05d}-of-{len(files):05d}.parquet"
-        rows = image_rows(source, shards, image_format=image_format)
+        rows = image_rows(source, shards, image_format=image_format, sign=sign)
         count += _write_rows(path, rows, source)
     return count
 
@@ -328,6 +395,11 @@ def _card(source: PinnedRoot, *, images: int) -> str:
     plan, labels = source.root.plan, source.label_set
     return CARD.format(
         images=f"{images:,}",
+        licences="\n".join(
+            f"- {role}: {markdown_text(licence)}"
+            for role, licence in licences(models_of(source)).items()
+        ),
+        mark=MARKED if plan.marked else UNMARKED,
         series=plan.images_per_group,
         classes=len(source.class_names),
         plan=plan.digest[:12],

@@ -226,6 +226,13 @@ class Plan(BaseModel):
         """How many sets of classes are mixed."""
         return max(1, self.num_groups // self.groups_per_pair)
 
+    @property
+    def marked(self) -> bool:
+        """Whether each image file says that it is generated. A plan from before there was a mark
+        does not mention it, and its images have none."""
+        shards = self.config.get("shards")
+        return isinstance(shards, dict) and shards.get("mark") is True
+
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
         pairs, classes = self.pairs or [], len(self.class_names)

@@ -6,6 +6,7 @@ from typing import Any, NotRequired, TypedDict
 from semix.data.fingerprint import fingerprint
 from semix.data.formats import BakedFrom, Plan
 from semix.data.index import Index
+from semix.data.licences import licences, without_cards
 from semix.data.ranges import format_ranges
 from semix.data.root import Root, Round
 
@@ -17,11 +18,14 @@ class Source(TypedDict):
 
     Attributes:
         models: name and digest of the identity of each model, by role, such as `generator`.
+        licences: of the same models and those added to them, as their model cards state; missing in
+            what an earlier version wrote.
         baked_from: plan and label set of a root whose labels were baked in.
     """
 
     plan: str
     models: dict[str, str]
+    licences: NotRequired[dict[str, str]]
     baked_from: BakedFrom | None
 
 
@@ -45,7 +49,12 @@ class Lineage(Source):
 def source(plan: Plan) -> Source:
     """The source of a root's shards, from its plan."""
     models = {role: _model(identity) for role, identity in plan.models.items()}
-    return {"plan": plan.digest, "models": models, "baked_from": plan.baked_from}
+    return {
+        "plan": plan.digest,
+        "models": models,
+        "licences": licences(plan.models),
+        "baked_from": plan.baked_from,
+    }
 
 
 def read_shards(root: Root, index: Index, *, url: str) -> Lineage:
@@ -72,9 +81,13 @@ def made_and_reused(before: Collection[int], after: Collection[int]) -> dict[str
 
 
 def describe_source(lineage: Source) -> str:
-    """`plan 1a2b3c4d5e6f; generator NAME 9f8e7d6c5b4a; annotation NAME 0a1b2c3d4e5f`."""
+    """`plan 1a2b3c4d5e6f; generator NAME 9f8e7d6c5b4a; annotation NAME 0a1b2c3d4e5f; licences:
+    generator openrail, annotation mit`."""
     models = (f"{role} {model}" for role, model in lineage["models"].items())
     parts = [f"plan {lineage['plan'][:DIGITS]}", *models]
+    if known := lineage.get("licences"):
+        licence_texts = (f"{role} {licence}" for role, licence in known.items())
+        parts.append(f"licences: {', '.join(licence_texts)}")
     if lineage["baked_from"]:
         parts.append(f"baked from {str(lineage['baked_from'].get('plan', ''))[:DIGITS]}")
     return "; ".join(parts)
@@ -84,5 +97,5 @@ def _model(identity: Any) -> str:
     """Name of a model, and a digest of its identity, which includes models added to it."""
     if not isinstance(identity, Mapping):
         return str(identity)
-    content = {name: value for name, value in identity.items() if name != "model"}
+    content = without_cards({name: value for name, value in identity.items() if name != "model"})
     return f"{identity.get('model', '')} {fingerprint(content)[:DIGITS]}".strip()

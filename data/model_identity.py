@@ -18,12 +18,22 @@ Hashes = dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]  # SHA-256
 
 
 @with_config(CHECKED)
+class ModelCardFacts(TypedDict, total=False):
+    """What the model card of a model states; it decides no byte and is in no digest."""
+
+    license: Name
+    license_name: Name
+    base_model: list[Name]
+
+
+@with_config(CHECKED)
 class ModelIdentity(TypedDict):
     """A model of diffusers: its path or hub id, its commit, and SHA-256 of its local files."""
 
     model: Name
     revision: Name | None
     files: Hashes
+    card: NotRequired[ModelCardFacts]
 
 
 @with_config(CHECKED)
@@ -46,6 +56,7 @@ class EncoderIdentity(TypedDict):
     dtype: Name
     files: Hashes
     revision: NotRequired[Name]
+    card: NotRequired[ModelCardFacts]
 
 
 @with_config(CHECKED)

@@ -25,7 +25,9 @@ from semix.calib.series_choice import require_judge
 from semix.data.device import multiply
 from semix.data.errors import InputError
 from semix.data.formats import PLAN
+from semix.data.licences import licence_notes, licences
 from semix.data.machine import MemoryLimit, memory_limit
+from semix.data.printable import printable_line
 from semix.data.real import load_real
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
@@ -40,6 +42,7 @@ from semix.flows.server_probe import ServerFacts, prefect_settings, probe
 from semix.pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
 from semix.pipeline.config import BuildConfig, EncoderConfig
 from semix.pipeline.model_paths import local_copy, quantisation
+from semix.pipeline.provenance import model_cards
 from semix.pipeline.root import MIXED
 
 OK, WARNING, FAILED, UNCHECKED = "ok", "warning", "failed", "not checked"
@@ -127,6 +130,7 @@ def examine(subject: DoctorInput) -> Iterator[Finding]:
     checks = {
         "device": check_device,
         "models": check_model_files,
+        "licences": check_licences,
         "memory": check_memory,
         "pictures": check_pictures,
         "real images": check_real_images,
@@ -210,6 +214,17 @@ def check_model_files(subject: DoctorInput) -> Iterator[Finding]:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         check_networks(subject.build.generator, device=device)
+
+
+def check_licences(subject: DoctorInput) -> Iterator[Finding]:
+    """Licences that the model cards of a build state; those that are not for commercial use."""
+    if subject.build is None:
+        return
+    models = model_cards(subject.build)
+    for note in licence_notes(models):
+        yield Finding("licence", WARNING, note, "read it, or take another model")
+    texts = (f"{role} {licence}" for role, licence in licences(models).items())
+    yield Finding("licences", OK, printable_line("; ".join(texts)))
 
 
 def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:

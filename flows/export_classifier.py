@@ -1,4 +1,4 @@
-"""Export a trained classifier, calibrated, with a model card; push it to the Hugging Face Hub."""
+"""Export a trained classifier, calibrated, with a model card."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -122,41 +122,3 @@ def _write_model(
     )
     write(classifier, folder / f"model.{format}")
     return ""
-
-
-def check_repository(repository: str) -> None:
-    """Raise InputError for what is no name of a repository of the Hugging Face Hub."""
-    from huggingface_hub.errors import HFValidationError  # takes a second
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        raise InputError("--push-to-hub", repository, f"{error}; give OWNER/NAME") from None
-
-
-def push_to_hub(folder: Path, repository: str, *, dry_run: bool) -> list[str]:
-    """Upload an exported folder to a model repository of the Hugging Face Hub.
-
-    Args:
-        repository: OWNER/NAME; it is made if it does not exist.
-        dry_run: only list what would be uploaded.
-    Returns:
-        The names of the files.
-    Raises:
-        InputError: the Hub refuses it.
-    """
-    from huggingface_hub import HfApi  # takes a second
-    from huggingface_hub.errors import HfHubHTTPError
-
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    if dry_run:
-        return names
-    api = HfApi()
-    try:
-        api.create_repo(repository, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names)
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError("--push-to-hub", repository, reason) from None
-    return names

@@ -7,6 +7,7 @@ from typing import Any
 
 from semix.data.errors import InputError
 from semix.data.files import read_json
+from semix.data.licences import licence_notes
 from semix.pipeline.config import (
     FLOW_FAMILIES,
     PIPELINES,
@@ -41,6 +42,7 @@ from semix.pipeline.model_paths import (
     weight_files,
 )
 from semix.pipeline.prompts import checked_prompts, configure_tokenizer, prompt_names
+from semix.pipeline.provenance import model_cards
 
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 # Class-name prefixes of the text encoders that load from their folder alone, without further
@@ -69,7 +71,7 @@ def notes(config: BuildConfig) -> list[str]:
     annotation = config.annotation
     has_scale = annotation.rule == "projection" and annotation.scale != "auto"
     label_notes = hard_label_notes(float(annotation.scale)) if has_scale else []
-    return [*_safety_checker_note(config), *label_notes]
+    return [*_safety_checker_note(config), *label_notes, *licence_notes(model_cards(config))]
 
 
 def _safety_checker_note(config: BuildConfig) -> list[str]:

@@ -561,6 +561,11 @@ class ShardConfig(Settings):
     image_format: ImageFormat = Field(
         "webp", description="webp and png are lossless; jpg moves labels"
     )
+    mark: bool = Field(
+        True,
+        description="say in each image file, by XMP metadata of some 420 bytes, that a model made "
+        "it; changes no pixel",
+    )
     max_left_out: float = Field(
         0.01,
         ge=0,

@@ -213,7 +213,10 @@ def stored_bytes(plan: BuildPlan, cost: SeriesCost) -> int:
     """Bytes of all shards and features; exact but for the images and the digits of the labels."""
     shards = plan.config.shards
     side = shards.store_size or cost.generator.image_size
-    series = cost.images * _member(ENCODINGS[shards.image_format].expected_bytes(side))
+    encoding = ENCODINGS[shards.image_format]
+    series = cost.images * _member(
+        encoding.expected_bytes(side) + shards.mark * encoding.mark_bytes
+    )
     series += _member(record_bytes(plan.config, len(plan.class_names)))
     full, remainder = divmod(plan.num_groups, plan.layout.size)
     tars = full * _tar(plan.layout.size * series)

@@ -9,6 +9,8 @@ from socket import gaierror
 
 from semix.data.errors import InputError
 from semix.data.files import read_json
+from semix.data.licences import CARD, read_card
+from semix.data.model_identity import ModelCardFacts
 from semix.pipeline.config import LoraConfig
 
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -58,6 +60,24 @@ def local_copy(model: str, revision: str | None = None) -> Path | None:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
+
+
+def card_of(model: str, revision: str | None = None) -> ModelCardFacts:
+    """What the model card in a model's folder, beside its file or in the hub's cache states.
+
+    Nothing is downloaded; {} without a card.
+    """
+    path = local_path(model)
+    if path is not None:
+        return read_card((path.parent if path.is_file() else path) / CARD)
+    from huggingface_hub import try_to_load_from_cache  # not needed for a path
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(model, CARD, revision=revision)
+    except HFValidationError:
+        return {}
+    return read_card(Path(cached)) if isinstance(cached, str) else {}
 
 
 def require_local_copy(model: str, revision: str | None, field: str) -> Path:

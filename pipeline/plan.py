@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, islice
+from typing import Any
 
 import numpy as np
 
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
-from semix.data.formats import MAX_GROUPS, PLAN, Extension, SeriesByRun, spec_digest
+from semix.data.formats import MAX_GROUPS, PLAN, Extension, Plan, SeriesByRun, spec_digest
 from semix.data.layout import layout
 from semix.data.root import Root
 from semix.data.settings import load_settings
@@ -208,7 +209,7 @@ def build_of(root: Root, overrides: Sequence[str] = ()) -> Build:
     """
     stored = root.stored_plan
     try:
-        config = load_settings(BuildConfig, stored.config, overrides)
+        config = load_settings(BuildConfig, planned_settings(stored), overrides)
     except InputError as error:
         remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
         raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
@@ -237,6 +238,17 @@ def _cycled(sets: ClassSets, groups: int) -> np.ndarray:
     else:
         members = [sets[rank] for rank in range(count)]
     return np.array(members, np.int32)[np.arange(groups) % count]
+
+
+def planned_settings(stored: Plan) -> dict[str, Any]:
+    """The settings of a plan, for `load_settings`.
+
+    What an older plan does not mention has its default, except for the mark, which its images lack.
+    """
+    shards = stored.config.get("shards", {})
+    if not isinstance(shards, dict):  # not readable; `load_settings` says so
+        return stored.config
+    return {**stored.config, "shards": {**shards, "mark": stored.marked}}
 
 
 def group_seed(plan_seed: int, group: int) -> int:

@@ -15,6 +15,7 @@ from semix.data.model_identity import (
     AnnotationIdentity,
     EncoderIdentity,
     GeneratorIdentity,
+    ModelCardFacts,
     ModelIdentities,
     ModelIdentity,
 )
@@ -27,6 +28,7 @@ from semix.pipeline.config import (
 )
 from semix.pipeline.model_paths import (
     NOT_LOADED,
+    card_of,
     loaded_file_hashes,
     loaded_file_names,
     local_path,
@@ -75,8 +77,14 @@ def identity(
 
 
 def identity_settings(config: BuildConfig) -> dict[str, object]:
-    """The settings that decide bytes and differ from their defaults."""
+    """The settings that decide bytes and differ from their defaults.
+
+    Images of older roots have no mark, so it is the mark, though the default, that is mentioned.
+    """
     sections = config.model_dump(mode="json", exclude_defaults=True, exclude=NON_IDENTITY_SETTINGS)
+    sections.get("shards", {}).pop("mark", None)
+    if config.shards.mark:
+        sections.setdefault("shards", {})["mark"] = True
     return {name: settings for name, settings in sections.items() if settings}
 
 
@@ -125,6 +133,29 @@ def generator_identity(config: GeneratorConfig) -> GeneratorIdentity:
     return entry
 
 
+def model_cards(config: BuildConfig) -> dict[str, Any]:
+    """Name and model card of each model, in the shape of `model_identities`; no file is hashed."""
+
+    def entry(model: str, revision: str | None = None) -> dict[str, Any]:
+        return {"model": model, "card": card_of(model, revision)}
+
+    settings = config.generator
+    generator = entry(settings.model, settings.revision)
+    generator["lora"] = [entry(lora.path, lora.revision) for lora in settings.lora]
+    for name, model, revision in (
+        ("unet", settings.unet, settings.unet_revision),
+        ("tiny_decoder", settings.tiny_decoder, settings.tiny_decoder_revision),
+        ("noise", config.noise.network, None),
+    ):
+        if model is not None:
+            generator[name] = entry(model, revision)
+    first, *second = (
+        {"model": encoder.model, "card": _encoder_card(encoder)}
+        for _, encoder in config.annotation.encoders
+    )
+    return {"generator": generator, "annotation": first | ({"second": second[0]} if second else {})}
+
+
 def annotation_identity(config: AnnotationConfig) -> AnnotationIdentity:
     entry: AnnotationIdentity = {**encoder_identity(config.first, config.dtype)}
     if config.second is not None:
@@ -145,7 +176,18 @@ def encoder_identity(config: EncoderConfig, dtype: str) -> EncoderIdentity:
     }
     if config.revision is not None:
         entry["revision"] = config.revision
+    if card := _encoder_card(config):
+        entry["card"] = card
     return entry
+
+
+def _encoder_card(config: EncoderConfig) -> ModelCardFacts:
+    """The card of a CLIP model; {} for one that a tag of open_clip names."""
+    prefix, _, name = config.model.partition(":")
+    if prefix in ("local-dir", "hf-hub"):
+        return card_of(name, config.revision)
+    weights = Path(config.pretrained) if config.pretrained else None
+    return card_of(str(weights)) if weights and weights.is_file() else {}
 
 
 def encoder_content(identity: EncoderIdentity) -> dict[str, object]:
@@ -198,13 +240,19 @@ def _same_files(then: dict[str, str], now: dict[str, str]) -> bool:
 def _identity(model: str, revision: str | None, **options: Any) -> ModelIdentity:
     path = local_path(model)
     files = file_hashes(path, **options) if path else {}
-    return {"model": model, "revision": revision, "files": files}
+    return _with_card({"model": model, "revision": revision, "files": files}, model)
+
+
+def _with_card(identity: ModelIdentity, path: str) -> ModelIdentity:
+    """The identity with what the model's card states, if it states anything."""
+    card = card_of(path, identity["revision"])
+    return {**identity, "card": card} if card else identity
 
 
 def _lora_identity(lora: LoraConfig) -> ModelIdentity:
     path = local_path(lora.path)
     files = file_hashes(Path(*lora_file(lora))) if path else {}
-    return {"model": lora.path, "revision": lora.revision, "files": files}
+    return _with_card({"model": lora.path, "revision": lora.revision, "files": files}, lora.path)
 
 
 def file_hashes(path: Path, **options: Any) -> dict[str, str]:

@@ -117,9 +117,9 @@ def _regenerated(plan: BuildPlan, models: Models, group: int) -> GroupSample:
     spec = plan.shard(plan.layout.shard_of(group))
     groups = next(batch for batch in batches(spec, plan) if batch[-1].index >= group)
     batch = make_batch(groups, plan, models=models, clock=Stopwatch())
-    row, extension = group - groups[0].index, plan.config.shards.image_format
+    row, settings = group - groups[0].index, plan.config.shards
     if row in batch.faults:
         raise InputError("group", group, f"cannot be stored: {batch.faults[row]}")
     labels = batch.labels(models.annotator)[batch.storable.index(row)]
     record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
-    return GroupSample(record, batch.encoding(row, extension)(), extension)
+    return GroupSample(record, batch.encoding(row, settings)(), settings.image_format)

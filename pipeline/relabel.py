@@ -29,6 +29,7 @@ from semix.data.formats import (
     SeriesLabels,
 )
 from semix.data.label_sets import IMAGES, ROOT, LabelSet, create_set, features_file, label_sets
+from semix.data.licences import without_cards
 from semix.data.root import Root
 from semix.data.settings import load_settings, read_yaml
 from semix.data.splits import RealDataConfig
@@ -36,7 +37,7 @@ from semix.data.store import Store
 from semix.data.tar import GroupSample, read_shard
 from semix.data.threads import mapped
 from semix.pipeline.config import AnnotationConfig, BuildConfig
-from semix.pipeline.plan import BuildPlan, MixGroup
+from semix.pipeline.plan import BuildPlan, MixGroup, planned_settings
 from semix.pipeline.prototypes import measure, remove_chunks
 from semix.pipeline.provenance import (
     AnnotationIdentity,
@@ -75,7 +76,7 @@ def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
         if not override.startswith("annotation."):
             remedy = "the images are made; only annotation.* can change"
             raise InputError("--set", override, remedy)
-    config = root.plan.config
+    config = planned_settings(root.plan)
     new = dict(override.removeprefix("annotation.").partition("=")[::2] for override in overrides)
     reset = {  # keys that fall back to their defaults
         key
@@ -89,7 +90,10 @@ def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
 
 def is_own(root: Root, config: BuildConfig) -> bool:
     """Whether this annotation gives the labels that are in the root's shards already."""
-    planned, new = load_settings(BuildConfig, root.plan.config).annotation, config.annotation
+    planned, new = (
+        load_settings(BuildConfig, planned_settings(root.plan)).annotation,
+        config.annotation,
+    )
     content = annotation_content(planned, own_encoders(root))
     return annotation_content(new, encoders_of(root, new)) == content
 
@@ -441,7 +445,7 @@ def _planned_if_same(encoder: Encoder, planned: Encoder | None) -> Encoder:
     """The root's encoder where this one equals it, or has its name and no local files."""
     if planned is None:
         return encoder
-    if not encoder["files"] and {**planned, "files": {}} == encoder:
+    if not encoder["files"] and without_cards({**planned, "files": {}}) == without_cards(encoder):
         return planned
     result = encoder.copy()
     if unchanged(encoder_content(planned), encoder_content(encoder)):

@@ -35,7 +35,7 @@ from semix.pipeline.checks import check_models, check_prompts
 from semix.pipeline.class_sets import UndrawnPairs
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.noise.cost import check_noise_cost
-from semix.pipeline.plan import Build, BuildPlan, build_of, open_build
+from semix.pipeline.plan import Build, BuildPlan, build_of, open_build, planned_settings
 from semix.pipeline.prototypes import CHUNKS, drawn_pairs, measure, remove_chunks
 from semix.pipeline.provenance import (
     NON_IDENTITY_SETTINGS,
@@ -49,6 +49,7 @@ from semix.pipeline.provenance import (
 MIXED = "mixed dataset"  # in messages
 GROUPS_PER_PAIR = "mixing.groups_per_pair"
 SHARD_SIZE = "shards.groups_per_shard"
+MARK = "shards.mark"
 PLAN_LEASE = "plan"  # held by a run that follows the plan, or that replaces it
 REPLACED = re.compile(rf"{DISCARDED}/plan\.(\d+)\.json")
 REPLACING_S = 1.0  # time that a process takes at most to replace a plan
@@ -297,10 +298,12 @@ def _plan_record(plan: BuildPlan) -> Plan:
 
 def _refuse_difference(root: Root, config: BuildConfig) -> None:
     """Raises InputError unless this config and the root's plan decide the same bytes."""
-    planned = load_settings(BuildConfig, root.plan.config)
+    planned = load_settings(BuildConfig, planned_settings(root.plan))
     old, new = flat(identity_settings(planned)), flat(identity_settings(config))
     if SHARD_SIZE not in new:  # not set, so the root's value is kept
         old.pop(SHARD_SIZE, None)
+    if "mark" not in config.shards.model_fields_set:
+        old.pop(MARK, None), new.pop(MARK, None)
     different = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     if different == [GROUPS_PER_PAIR]:
         _check_series_count(root, config.mixing.groups_per_pair)

@@ -27,6 +27,7 @@ from semix.data.root import Root
 from semix.data.threads import mapped
 from semix.pipeline.annotate import Annotator, build_annotator, storage_faults
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
+from semix.pipeline.config import ShardConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise.source import NoiseNote, NoiseSource, noise_source
@@ -214,7 +215,7 @@ def _write_tar(
             for row, labels in zip(batch.storable, batch.labels(models.annotator), strict=True):
                 record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
                 with clock.stage("stall"):  # until an encoding thread is free
-                    yield record, batch.encoding(row, extension)
+                    yield record, batch.encoding(row, plan.config.shards)
             for name, rows in batch.features.items():
                 results.features.setdefault(name, []).append(rows[batch.storable])
             heartbeat()
@@ -277,11 +278,12 @@ class GeneratedBatch:
         features = {name: values[rows] for name, values in self.features.items()}
         return annotator.annotate(features, [self.groups[row] for row in rows]) if rows else []
 
-    def encoding(self, row: int, extension: str) -> Callable[[], list[bytes]]:
+    def encoding(self, row: int, settings: ShardConfig) -> Callable[[], list[bytes]]:
         """A call that encodes one series to image files, for an encoding thread."""
         if self.image_files is not None:
             return partial(list, self.image_files[row])
-        return partial(encode_series, self.images[row], extension)
+        extension, mark = settings.image_format, settings.mark
+        return partial(encode_series, self.images[row], extension, mark=mark)
 
 
 @torch.no_grad()  # not inference mode: noise gradients pass conditions and offloaded weights
@@ -306,7 +308,9 @@ def make_batch(
     image_files = None
     if not ENCODINGS[settings.image_format].lossless:
         with clock.stage("encode"):
-            image_files, images = encode_and_decode(stored, settings.image_format)
+            image_files, images = encode_and_decode(
+                stored, settings.image_format, mark=settings.mark
+            )
     with clock.stage("annotate"):
         flat = models.annotator.encode(images.flatten(0, 1))
         features = {name: rows.unflatten(0, images.shape[:2]) for name, rows in flat.items()}
@@ -389,16 +393,18 @@ def resized(images: Tensor, size: int | None) -> Tensor:
     return small.permute(0, 2, 3, 1).unflatten(0, images.shape[:2])
 
 
-def encode_series(series: np.ndarray, extension: str) -> list[bytes]:
+def encode_series(series: np.ndarray, extension: str, *, mark: bool = False) -> list[bytes]:
     """Encode uint8 [A, H, W, 3] to the bytes of A files."""
-    return [encode_image(image, extension) for image in series]
+    return [encode_image(image, extension, mark=mark) for image in series]
 
 
-def encode_and_decode(series: np.ndarray, extension: str) -> tuple[list[list[bytes]], Tensor]:
+def encode_and_decode(
+    series: np.ndarray, extension: str, *, mark: bool
+) -> tuple[list[list[bytes]], Tensor]:
     """Encode uint8 [G, A, H, W, 3] on threads; return the files and, for CLIP, their pixels."""
 
     def stored(images: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-        files = encode_series(images, extension)
+        files = encode_series(images, extension, mark=mark)
         return files, np.stack([decode_image(file) for file in files])
 
     pairs = [*mapped(stored, series, threads=encoding_threads())]

@@ -103,9 +103,15 @@ def pixels(group: int, count: int, side: int) -> np.ndarray:
 
 
 def sample(
-    group: int, count: int = 2, *, side: int = 8, extension: str = "webp", **changes: Any
+    group: int,
+    count: int = 2,
+    *,
+    side: int = 8,
+    extension: str = "webp",
+    mark: bool = False,
+    **changes: Any,
 ) -> GroupSample:
-    images = [encode_image(image, extension) for image in pixels(group, count, side)]
+    images = [encode_image(image, extension, mark=mark) for image in pixels(group, count, side)]
     return GroupSample(series_of(record(group, count, **changes)), images, extension)
 
 

@@ -9,18 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from semix.data.croissant import CROISSANT
 from semix.data.errors import InputError
-from semix.data.export import write_hugging_face, write_image_folder, write_parquet
 from semix.data.formats import PairWeighting
-from semix.data.imagefolder import check_outside_images
-from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.flows import parameters as p
 from semix.flows import prices
 from semix.flows.configs import load_config
 from semix.flows.costs import DEFAULT_SHARE, readable
-from semix.flows.failures import translate_damage
-from semix.flows.paths import output_file
 from semix.flows.progress import show_root
 from semix.flows.slots import SlotSettings
 from semix.flows.terminal import emit, emit_facts, emit_json
@@ -244,6 +240,7 @@ class ExportFormat(StrEnum):
     folder = "folder"
     parquet = "parquet"
     huggingface = "huggingface"
+    croissant = "croissant"
 
 
 class ExportImages(StrEnum):
@@ -253,13 +250,15 @@ class ExportImages(StrEnum):
 
 def export(
     url: p.Root,
-    to: Annotated[Path, typer.Option(metavar="PATH", help="folder to write")],
+    to: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="folder to write; not for croissant")
+    ] = None,
     format: Annotated[
         ExportFormat,
         typer.Option(
             metavar="FORMAT",
             help="folder: image files and a table; parquet: parquet files; huggingface: "
-            "the same with a card, for the library `datasets`",
+            "the same with a card, for the library `datasets`; croissant: only metadata, into ROOT",
         ),
     ] = ExportFormat.folder,
     image_format: Annotated[
@@ -267,9 +266,41 @@ def export(
     ] = ExportImages.keep,
     labels: p.Labels = "",
     scale: Annotated[
-        float | None, typer.Option(metavar="SCALE", help="sharpen the CLIP weights by this instead")
+        float | None,
+        typer.Option(
+            metavar="SCALE",
+            help="sharpen the CLIP weights by this instead",
+            rich_help_panel=p.MORE_PANEL,
+        ),
     ] = None,
     index: p.Index = "",
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CERT",
+            help="PEM file of certificates and key, to sign each image (C2PA)",
+            rich_help_panel=p.MORE_PANEL,
+        ),
+    ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML file: licence, creators, ... for croissant.json"),
+    ] = None,
+    repository: Annotated[
+        str,
+        typer.Option(
+            "--push-to-hub",
+            metavar="OWNER/NAME",
+            help="upload to Hugging Face",
+            rich_help_panel=p.MORE_PANEL,
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="only list what would be uploaded", rich_help_panel=p.MORE_PANEL
+        ),
+    ] = False,
     json: p.Json = False,
 ) -> None:
     """Write images and soft labels for other programs.
@@ -277,21 +308,30 @@ def export(
     Example:
       semix export /data/birds-mixed --to /data/birds-folder
     """
-    output_file("--to", to)
-    root = Root(url)
-    real = root.plan.config.get("real", {})
-    pictures = real.get("path") if real.get("name") == "imagefolder" else None
-    check_outside_images(pictures, to, field="--to")
-    write = {
-        ExportFormat.folder: write_image_folder,
-        ExportFormat.parquet: write_parquet,
-        ExportFormat.huggingface: write_hugging_face,
-    }[format]
-    with translate_damage(root.url):
-        source = PinnedRoot(root, index=index or None, labels=labels or None, scale=scale)
-        images = write(source, to, image_format=image_format.value)
-    facts = {"written": str(to), "format": format.value, "images": images}
-    emit_facts(facts | {"index": source.index}, as_json=json)
+    from semix.flows.export import export as write
+
+    facts = write(
+        url,
+        to,
+        format=format.value,
+        image_format=image_format.value,
+        labels=labels or None,
+        scale=scale,
+        index=index or None,
+        sign=sign,
+        card=card,
+        repository=repository,
+        dry_run=dry_run,
+    )
+    if json:
+        emit_json(facts)
+        return
+    missing, files = facts.pop("missing"), facts.pop("files", [])
+    emit_facts(facts, as_json=False)
+    if missing:
+        emit(f"{CROISSANT} lacks {', '.join(missing)}; state them in a file for --card")
+    for name in files:
+        emit(f"{'would upload' if dry_run else 'uploaded'}: {name}")
 
 
 class StandInSize(StrEnum):

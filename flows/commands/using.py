@@ -122,8 +122,8 @@ def export_classifier(
     """
     if dry_run and not repository:
         raise InputError("--dry-run", dry_run, "goes with --push-to-hub OWNER/NAME")
-    from semix.flows.export_classifier import check_repository, push_to_hub
     from semix.flows.export_classifier import export_classifier as export
+    from semix.flows.hub import check_repository, push_to_hub
 
     if repository:
         check_repository(repository)

@@ -178,7 +178,7 @@ def test_class_names_are_neither_paths_nor_formulas(tmp_path):
     assert all(name.startswith(("root/", "out/")) for name in files)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         *("cmd-C-calc-A0_etc-x", "cmd-C-calc-A0_evil-2J", "etc-x_evil-2J"),
-        *("labels.csv", "classes.json"),
+        *("labels.csv", "classes.json", "croissant.json"),
     }
     for row in table(tmp_path / "out"):
         for column in row:

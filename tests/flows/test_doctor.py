@@ -133,6 +133,22 @@ def copy_model(config_file: Path, folder: Path, part: str) -> Path:
     return weights
 
 
+def test_a_licence_that_is_not_for_commercial_use_is_a_warning(config_file, hasty_config, home):
+    _, rows = doctor(config_file)
+    assert rows["licences"]["found"] == "generator unknown; annotation unknown"
+    assert "licence" not in rows
+    values = json.loads(config_file.read_text())
+    model = config_file.parent / "model"
+    shutil.copytree(hasty_config.generator.model, model)
+    card = '---\nlicense: other\nlicense_name: "nc\\e[2J research"\n---\n'
+    (model / "README.md").write_text(card)
+    values["generator"]["model"] = str(model)
+    config_file.write_text(json.dumps(values))
+    status, rows = doctor(config_file)
+    assert (status, rows["licence"]["state"]) == (0, "warning")
+    assert "is not for commercial use" in rows["licence"]["found"]
+
+
 @pytest.mark.parametrize("part", ["text_encoder", "unet", "vae"])
 def test_a_network_that_lacks_a_weight_fails(config_file, home, tmp_path, part):
     weights = copy_model(config_file, tmp_path / "model", part)

@@ -318,7 +318,7 @@ def test_bytes_of_a_build(small, tmp_path, image_format):
     config = small(f"shards.image_format={image_format}")
     made(config, tmp_path)
     stored = sum(file.stat().st_size for file in (tmp_path / "shards").rglob("*.*"))
-    assert estimate(BuildPlan(config)).bytes == pytest.approx(stored, rel=0.25)
+    assert estimate(BuildPlan(config)).bytes == pytest.approx(stored, rel=0.3)
 
 
 def test_bytes_of_an_image():

@@ -206,9 +206,11 @@ def test_a_derived_shard_is_of_whole_batches(batch: int, size: int):
 
 
 def test_a_plan_keeps_its_digest_from_version_to_version():
-    """Existing roots store the digest."""
-    result = plan("shards={groups_per_shard: 64}")
+    """Existing roots store the digest; those from before there was a mark have none."""
+    result = plan("shards={groups_per_shard: 64, mark: false}")
     assert result.digest == "abb20a78a46106fc552094b8503c7737bef1e0e7c3c647896fd99fc17b92a6d8"
+    marked = plan("shards={groups_per_shard: 64}")
+    assert marked.digest == "074960dd8082d78167085ac110339cdf2779f1f633af14cf92bb6b21785a7ae1"
 
 
 @pytest.mark.parametrize(("classes", "size"), [(2, 2), (10, 2), (57, 2), (7, 3), (8, 5)])

@@ -11,10 +11,17 @@ import pytest
 
 from semix.data.errors import InputError
 from semix.data.formats import PLAN
+from semix.data.lineage import describe_source, source
 from semix.data.store import Store
+from semix.pipeline.checks import notes
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.plan import BuildPlan
-from semix.pipeline.provenance import file_hashes, generator_identity, model_identities
+from semix.pipeline.provenance import (
+    file_hashes,
+    generator_identity,
+    model_cards,
+    model_identities,
+)
 from semix.pipeline.relabel import is_own
 from semix.pipeline.root import _plan_record
 from tests.pipeline.roots import altered, create_root
@@ -97,6 +104,41 @@ def test_what_is_not_read_may_come_and_go(published, config, tmp_path):
     for name in UNREAD:
         (model / name).unlink()
     assert create_root(config, root.url).plan.digest == root.plan.digest
+
+
+def test_a_model_card_is_recorded_and_changes_no_digest(published, config, tmp_path):
+    model, clip = published
+    earlier = create_root(config, str(tmp_path / "earlier"))
+    (model / "README.md").write_text("---\nlicense: cc-by-nc-4.0\nbase_model: a/sd\n---\n")
+    (clip / "README.md").write_text("---\nlicense: mit\n---\n")
+    root = create_root(config, str(tmp_path / "mixed"))
+    assert root.plan.digest == earlier.plan.digest
+    expected = {"license": "cc-by-nc-4.0", "base_model": ["a/sd"]}
+    assert root.plan.models["generator"]["card"] == expected
+    assert root.plan.models["annotation"]["card"] == {"license": "mit"}
+    with_card, without = source(root.plan), source(earlier.plan)
+    assert with_card["models"] == without["models"]
+    assert with_card["licences"] == {
+        "generator": "cc-by-nc-4.0 (from a/sd)",
+        "annotation": "mit",
+    }
+    assert without["licences"] == {"generator": "unknown", "annotation": "unknown"}
+    assert "licences: generator cc-by-nc-4.0 (from a/sd), annotation mit" in describe_source(
+        with_card
+    )
+    assert create_root(config, earlier.url).plan.digest == earlier.plan.digest
+    warning = next(note for note in notes(config) if "licence" in note)
+    assert "generator" in warning and "cc-by-nc-4.0, is not for commercial use" in warning
+
+
+def test_the_card_of_a_lora_lies_beside_its_file(published, config):
+    _, clip = published
+    weights = clip / "open_clip_model.safetensors"  # any file; it is not loaded here
+    (clip / "README.md").write_text("---\nlicense: other\nlicense_name: research-only\n---\n")
+    with_lora = altered(config, f"generator.lora=[{{path: {weights}}}]")
+    (lora,) = model_identities(with_lora)["generator"]["lora"]
+    assert lora["card"] == {"license": "other", "license_name": "research-only"}
+    assert model_cards(with_lora)["generator"]["lora"][0]["card"] == lora["card"]
 
 
 def make_earlier_root(config, url: str):

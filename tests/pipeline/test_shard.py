@@ -461,13 +461,13 @@ def test_lossy_images_are_made_off_the_main_thread(monkeypatch):
     series = np.random.default_rng(0).integers(0, 256, (3, 2, 16, 16, 3), dtype=np.uint8)
     threads = []
 
-    def watched(images: np.ndarray, extension: str) -> list[bytes]:
+    def watched(images: np.ndarray, extension: str, *, mark: bool) -> list[bytes]:
         threads.append(threading.current_thread())
-        return encode_series(images, extension)
+        return encode_series(images, extension, mark=mark)
 
     monkeypatch.setattr("semix.pipeline.shard.encode_series", watched)
-    files, pixels = encode_and_decode(series, "jpg")
+    files, pixels = encode_and_decode(series, "jpg", mark=True)
     assert len(threads) == 3 and threading.main_thread() not in threads
-    assert files == [encode_series(images, "jpg") for images in series]
+    assert files == [encode_series(images, "jpg", mark=True) for images in series]
     for stored, encoded in zip(pixels.numpy(), files, strict=True):
         assert np.array_equal(stored, np.stack([decode_image(file) for file in encoded]))
