@@ -170,6 +170,15 @@ def test_samples_that_were_read_ahead_are_not_counted_as_consumed(url):
         stream.consumed(first["cursor"])
 
 
+def test_an_iteration_that_began_again_counts_no_worker_of_the_one_before(url):
+    stream = mixed_pipeline(url)
+    for worker, samples in ((0, 4), (1, 4), (0, 8)):
+        stream.consumed(np.array([0, worker, 2, 0, samples, samples - 1]))
+    assert stream.state_dict()["workers"] == {"0": [0, 8, 8], "1": [0, 4, 4]}
+    stream.consumed(np.array([0, 0, 2, 0, 1, 0]))
+    assert stream.state_dict()["workers"] == {"0": [0, 1, 1]}
+
+
 @pytest.mark.process
 def test_workers_that_read_ahead_are_asked_for_by_name(url):
     stream = mixed_pipeline(url)
