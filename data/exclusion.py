@@ -40,7 +40,7 @@ class Exclusion(Settings):
     min_stability: float | None = Field(
         None, ge=-1, le=1, description="leave out series whose noise is less stable"
     )
-    flagged: tuple[Literal["duplicate", "still", "degenerate"], ...] = Field(
+    flagged: tuple[Literal["duplicate", "still", "degenerate", "concept"], ...] = Field(
         (), description="leave out series with these flags of `semix audit`"
     )
 
