@@ -488,6 +488,7 @@ def test_the_menu_of_the_site_has_every_page():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_tutorial_runs(tmp_path):
     text = (ROOT / "docs" / "tutorial.md").read_text()
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -503,6 +504,7 @@ def test_the_tutorial_runs(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_notebook_runs(tmp_path, monkeypatch):
     notebook = jupytext.read(ROOT / "docs" / "notebook.md")
     monkeypatch.chdir(tmp_path)
