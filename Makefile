@@ -6,7 +6,7 @@ LOCK_DATE := 2026-11-14
 # Without compiled files each of some hundred processes that tests start compiles semix anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart test test-process test-slow check bench bench-gpu bench-fidelity lock clean
+.PHONY: setup quickstart test test-process test-slow check docs bench bench-gpu bench-fidelity lock clean
 
 setup: .venv/installed
 
@@ -51,6 +51,10 @@ check: setup
 	mkdir -p .venv/tree/semix
 	ln -sfn $(addprefix $(CURDIR)/,data pipeline calib flows configs semix/__init__.py) .venv/tree/semix/
 	$(BIN)/mypy
+
+# The pages and the reference as a site in build/docs; needs no network, and any warning fails.
+docs: setup
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --quiet -c docs . build/docs
 
 lock:
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \

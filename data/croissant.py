@@ -79,6 +79,7 @@ FLAGGED: dict[Flag, str] = {
     "duplicate": "resemble an earlier series",
     "still": "have neighbouring images that do not differ",
     "degenerate": "are flat, black or white, or have features that are not finite",
+    "concept": "have an image near a text that the audit was given",
 }
 LIMITATION = (
     "Images come from a generative model and need not look like photographs of their classes; soft "

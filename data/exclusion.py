@@ -41,7 +41,7 @@ class Exclusion(Settings):
     min_stability: float | None = Field(
         None, ge=-1, le=1, description="leave out series whose noise is less stable"
     )
-    flagged: tuple[Literal["duplicate", "still", "degenerate", "excluded"], ...] = Field(
+    flagged: tuple[Literal["duplicate", "still", "degenerate", "concept", "excluded"], ...] = Field(
         (),
         description="leave out series with these flags of `semix audit`; `excluded` are those that "
         "were excluded in `semix browse`",

@@ -551,7 +551,9 @@ class LabelSetRecord(StoredFile):
 # backwards, not_monotone: how the weight follows alpha; end_points: an unmixed image is nearest to
 # the prototype of another class; duplicate: an image resembles one of an earlier series; still:
 # neighbours do not differ; degenerate: flat, black, white, or features that are not finite.
-Flag = Literal["backwards", "not_monotone", "end_points", "duplicate", "still", "degenerate"]
+Flag = Literal[
+    "backwards", "not_monotone", "end_points", "duplicate", "still", "degenerate", "concept"
+]
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion, flagged_groups, newest_flags
+from semix.data.fingerprint import fingerprint
 from semix.data.formats import SeriesRecord, ShardEntry
 from semix.data.pinned import PinnedRoot
 from semix.data.quality import has_decrease, read_end_points, spearman
@@ -18,6 +19,9 @@ log = logging.getLogger("semix.data")
 
 class SeriesFilter:
     """Applies an exclusion to one index, shard by shard.
+
+    Attributes:
+        digest: of all that decides which series are left out.
 
     Raises:
         InputError: a rule needs flags, and the index was not audited, or flags are damaged.
@@ -31,6 +35,9 @@ class SeriesFilter:
         self._flagged = _groups_with_flags(flag_names, source) if flag_names else frozenset()
         if exclusion.reads_flags:
             self._flagged |= source.excluded.groups
+        labels = None if source.label_set is None else source.label_set.digest
+        decides = {"rules": exclusion.model_dump(), "flagged": sorted(self._flagged)}
+        self.digest = fingerprint(decides | {"labels": labels, "scale": source.scale})
         self._features: tuple[int, Tensor] | None = None  # of the last shard
         self._counts = dict.fromkeys(self.rules, 0)
         self._num_series = self._num_kept = 0

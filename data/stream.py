@@ -1,47 +1,130 @@
 """A pinned index as a webdataset pipeline, for training code that reads its data as a stream."""
 
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-import torch
 import webdataset as wds
 from torch import Tensor
 from webdataset.compat import FluidInterface
+from webdataset.filters import default_collation_fn
 from webdataset.utils import pytorch_worker_info
 
+from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
-from semix.data.fingerprint import derived_seed
 from semix.data.formats import SeriesRecord, ShardEntry
 from semix.data.images import decode_series
 from semix.data.labels import dense_labels
 from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter
+from semix.data.stream_order import Position, StreamIdentity, StreamOrder
 from semix.data.tar import group_key
 
 Sample = dict[str, Any]
+T = TypeVar("T")
+
+
+# webdataset's stages that hold samples back, or count them from the start of each iteration. Its
+# `batched` takes the next sample before it gives a batch.
+WITHOUT_STATE = {"_shuffle", "detshuffle", "_unbatched", "_unlisted", "islice"}
+WITHOUT_STATE |= {"_batched", "Cached", "LMDBCached"}
 
 
 class MixedPipeline(wds.DataPipeline, FluidInterface):
-    """The result of `mixed_pipeline`: a pipeline of webdataset with reproducible epochs."""
+    """The result of `mixed_pipeline`: reproducible epochs, which go on in the middle."""
 
-    def __init__(self, passes: "_Passes", *stages: Any) -> None:
+    def __init__(self, order: StreamOrder, *stages: Any) -> None:
         super().__init__(*stages)
-        self._passes = passes
+        self._order, self._num_stages = order, len(stages)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next order is shuffled by, as in torch's DistributedSampler.
 
         It also reaches persistent workers of a DataLoader, and pipelines composed from this one.
+        The epoch of a state that was loaded goes on in its middle, another one from its start.
         """
-        self._passes.epoch.fill_(epoch)
+        self._order.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this rank is, as a few numbers that JSON can hold.
+
+        It is exact where the stream is iterated in this process, also by a DataLoader without
+        workers. Workers read ahead: a torchdata `StatefulDataLoader` asks them and has a
+        state_dict of its own, which is the one to save; with a plain DataLoader, pass the
+        `cursor` of each batch to `consumed`.
+
+        Raises:
+            InputError: workers read the stream and `consumed` was not called, or a stage was
+                added that holds samples back.
+        """
+        for stage in self.pipeline[self._num_stages :]:
+            name = getattr(getattr(stage, "f", stage), "__name__", type(stage).__name__)
+            if name in WITHOUT_STATE:
+                remedy = "no state counts the samples it holds; use the stream's own methods"
+                raise InputError("state_dict", f"of a stream with {name.strip('_')}", remedy)
+        return self._order.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where a state ends, in the state's epoch.
+
+        Load it before the DataLoader is iterated for the first time. Shards whose images were all
+        given are not read again, unless `exclude` is set; no image is decoded again.
+
+        Raises:
+            InputError: not a state of a stream; or of another index, seed, shuffle, series,
+                exclude, rank or number of ranks. Another number of workers is refused when the
+                iteration begins.
+        """
+        self._order.load(state)
+
+    def consumed(self, cursors: Tensor | np.ndarray) -> None:
+        """Note a batch as used, for `state_dict` in a process whose workers read ahead.
+
+        Args:
+            cursors: the `cursor` of each sample, int64 [6] or [B, 6], as they were read, in the
+                order of the loader.
+        Raises:
+            InputError: they are of another epoch than the stream.
+        """
+        self._order.consume(cursors)
+
+    def batched(
+        self,
+        batchsize: int,
+        collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
+        partial: bool = True,
+    ) -> "MixedPipeline":
+        """As webdataset's `batched`, but reads no sample ahead."""
+        return cast(MixedPipeline, self.compose(_Batches(batchsize, collation_fn, partial)))
+
+    def listed(self, batchsize: int, partial: bool = True) -> "MixedPipeline":
+        """As webdataset's `listed`, but reads no sample ahead."""
+        return self.batched(batchsize, collation_fn=None, partial=partial)
+
+    def __iter__(self) -> Iterator[Any]:
+        start = self._order.begin()
+        if self.repetitions != 1 and self.nsamples > 0:
+            return islice(self._outputs(start), max(0, self.nsamples - start.outputs))
+        return self._outputs(start)
 
     def iterator(self) -> Iterator[Any]:
-        self._passes.number = -1  # `_shards` begins the first pass
-        yield from super().iterator()
+        return self._outputs(self._order.begin())
+
+    def _outputs(self, start: Position) -> Iterator[Any]:
+        """All passes from a position on; ends if a whole pass gives nothing."""
+        for number in range(start.passes, self.repetitions):
+            skip = start.samples if number == start.passes else 0
+            self._order.start_pass(number, skip)
+            count = 0
+            for output in self.iterator1():
+                count += 1
+                self._order.count_output()
+                yield output
+            if not count and not skip:
+                return
 
 
 def mixed_pipeline(
@@ -69,12 +152,14 @@ def mixed_pipeline(
     torch's samplers. The same seed, epoch, ranks and workers give the same order; later passes of
     `with_epoch` and `repeat` have other orders.
 
-    Call `set_epoch` before each epoch. accelerate leaves a `webdataset.WebLoader` as it is. Do not
+    Call `set_epoch` before each epoch. `state_dict` and `load_state_dict` go on in the middle of
+    one, with as many ranks and workers. accelerate leaves a `webdataset.WebLoader` as it is. Do not
     let it prepare a plain DataLoader: it would divide the images of each rank again, and lose some.
 
     A sample has `__key__`, `__url__` (of its tar), `image` uint8 [H, W, 3], `label`, `group`,
     `position`, `alpha` and `weight`; with `series` instead `images` [A, H, W, 3], `labels`,
-    `group`, `alphas` and `weights` float32 [A]. Images are decoded.
+    `group`, `alphas` and `weights` float32 [A]. Images are decoded. Both have `cursor`, int64
+    [6]: how far the worker is with this sample, for `consumed`.
 
     Args:
         index, labels, scale, exclude, flags: as in `MixedDataset`.
@@ -88,33 +173,24 @@ def mixed_pipeline(
     """
     source = PinnedRoot(Root(url), index=index, labels=labels, scale=scale, flags=flags)
     series_filter = None if exclude is None else SeriesFilter(exclude, source)
-    passes = _Passes(seed, torch.tensor(epoch).share_memory_())
-    pipeline = MixedPipeline(
-        passes,
-        partial(_shards, source, passes),
+    identity = StreamIdentity(
+        source.index,
+        source.digest,
+        seed,
+        shuffle,
+        series,
+        "" if series_filter is None else series_filter.digest,
+    )
+    order = StreamOrder(identity, epoch)
+    return MixedPipeline(
+        order,
+        partial(_shards, source, order),
         wds.split_by_node,
         wds.split_by_worker,
-        partial(_encoded, source=source, series_filter=series_filter, series=series),
+        partial(_encoded, source=source, order=order, series_filter=series_filter),
+        partial(_shuffled, order=order),
+        partial(_decoded, source=source, order=order, dense=dense),
     )
-    if shuffle:
-        pipeline.append(partial(_shuffled, passes=passes, size=shuffle))
-    pipeline.append(partial(_decoded, source=source, series=series, dense=dense))
-    return pipeline
-
-
-class _Passes:
-    """The number of the current pass over the shards, and its random numbers.
-
-    Attributes:
-        epoch: int64 [], in memory that forked and spawned workers share.
-        number: number of passes before this one since the iteration began.
-    """
-
-    def __init__(self, seed: int, epoch: Tensor) -> None:
-        self.seed, self.epoch, self.number = seed, epoch, 0
-
-    def rng(self, *parts: int | str) -> random.Random:
-        return random.Random(derived_seed(self.seed, int(self.epoch), self.number, *parts))
 
 
 class _Encoded(NamedTuple):
@@ -126,11 +202,24 @@ class _Encoded(NamedTuple):
     contents: Sequence[bytes]
 
 
-def _shards(source: PinnedRoot, passes: _Passes) -> Iterator[ShardEntry]:
+class _Batches(NamedTuple):
+    """The stage of `MixedPipeline.batched`."""
+
+    size: int
+    collate: Callable[[list[Any]], Any] | None
+    partial: bool
+
+    def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
+        samples = iter(samples)
+        while batch := list(islice(samples, self.size)):
+            if len(batch) == self.size or self.partial:
+                yield batch if self.collate is None else self.collate(batch)
+
+
+def _shards(source: PinnedRoot, order: StreamOrder) -> Iterator[ShardEntry]:
     """All shards in the order of the pass, which is the same on every rank and worker."""
-    passes.number += 1
     shards = list(source.shards)
-    passes.rng("shards").shuffle(shards)
+    order.rng("shards").shuffle(shards)
     return iter(shards)
 
 
@@ -138,37 +227,64 @@ def _encoded(
     shards: Iterable[ShardEntry],
     *,
     source: PinnedRoot,
+    order: StreamOrder,
     series_filter: SeriesFilter | None,
-    series: bool,
-) -> Iterator[_Encoded]:
-    num_read = 0
-    for shard in shards:
-        num_read += 1
-        for sample in source.samples(shard):
-            if series_filter is not None and not series_filter.keep(shard, [sample.record])[0]:
-                continue
-            count = len(sample.images)
-            for positions in [range(count)] if series else [[index] for index in range(count)]:
-                contents = [sample.images[position] for position in positions]
-                yield _Encoded(shard.tar, sample.record, positions, contents)
+) -> Iterator[_Encoded | None]:
+    """The samples of these shards; None for each one of a shard that need not be read again."""
+    shards = list(shards)
+    per_series = 1 if order.identity.series else source.root.plan.images_per_group
+    counts = [shard.groups * per_series for shard in shards]
+    # Before the series are read, nobody knows how many of them the rules leave out.
+    skip = series_filter is None and order.skip > 0
+    is_given = _all_given(counts, order) if skip else [False] * len(shards)
+    for shard, count, given in zip(shards, counts, is_given, strict=True):
+        if given:
+            yield from (None for _ in range(count))
+        else:
+            yield from _samples_of(shard, source, order.identity.series, series_filter)
     if series_filter is not None:
-        series_filter.conclude(whole=num_read == len(source.shards))
+        series_filter.conclude(whole=len(shards) == len(source.shards))
 
 
-def _shuffled(samples: Iterator[_Encoded], *, passes: _Passes, size: int) -> Iterator[_Encoded]:
+def _all_given(counts: Sequence[int], order: StreamOrder) -> list[bool]:
+    """Whether all samples of each shard are among those that the loaded state counts."""
+    given = set(islice(_shuffled(iter(range(sum(counts))), order=order), order.skip))
+    ends = np.cumsum(counts).tolist()
+    spans = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    return [given.issuperset(span) for span in spans]
+
+
+def _samples_of(
+    shard: ShardEntry, source: PinnedRoot, series: bool, series_filter: SeriesFilter | None
+) -> Iterator[_Encoded]:
+    for sample in source.samples(shard):
+        if series_filter is not None and not series_filter.keep(shard, [sample.record])[0]:
+            continue
+        count = len(sample.images)
+        for positions in [range(count)] if series else [[index] for index in range(count)]:
+            contents = [sample.images[position] for position in positions]
+            yield _Encoded(shard.tar, sample.record, positions, contents)
+
+
+def _shuffled(samples: Iterator[T], *, order: StreamOrder) -> Iterator[T]:
+    """Shuffled in the buffer, by random numbers that do not depend on the samples."""
+    if not order.identity.shuffle:
+        return samples
     rank, _, worker, _ = pytorch_worker_info()
-    rng = passes.rng("buffer", rank, worker)
-    shuffled: Iterator[_Encoded] = wds.shuffle(size, rng=rng)(samples)
+    rng = order.rng("buffer", rank, worker)
+    shuffled: Iterator[T] = wds.shuffle(order.identity.shuffle, rng=rng)(samples)
     return shuffled
 
 
 def _decoded(
-    samples: Iterator[_Encoded], *, source: PinnedRoot, series: bool, dense: bool
+    samples: Iterator[_Encoded | None], *, source: PinnedRoot, order: StreamOrder, dense: bool
 ) -> Iterator[Sample]:
     num_classes = len(source.class_names) if dense else None
-    for sample in samples:
+    for sample in islice(samples, order.skip, None):
+        assert sample is not None, "a sample that was not given before"
         identity = {"__url__": f"{source.root.url}/{sample.tar}", "group": sample.record.group}
-        yield identity | (_series if series else _image)(sample, num_classes)
+        content = (_series if order.identity.series else _image)(sample, num_classes)
+        yield identity | content | {"cursor": order.advance()}
 
 
 def _image(sample: _Encoded, num_classes: int | None) -> Sample:

@@ -90,6 +90,56 @@ class ClipEncoder:
         return self.model.encode_image(inputs).float()
 
 
+@torch.inference_mode()
+@float32_precision("ieee")
+def encode_texts(
+    config: EncoderConfig, texts: Sequence[str], *, device: str, field: str = "annotation"
+) -> Tensor:
+    """Text features of unit length by an open_clip model's text tower: float32 [N, D].
+
+    Raises:
+        InputError: as `ClipEncoder`; the model has no text tower, or no tokenizer on this machine;
+            or a text has more tokens than the model reads.
+    """
+    check_encoder(config, field)
+    ids = _tokenised(_text_tokenizer(config, field), texts)
+    model = _load(config, field)
+    if not hasattr(model, "encode_text"):
+        remedy = "has no text tower, so it knows no concepts; leave them out"
+        raise InputError(f"{field}.model", config.model, remedy)
+    model = model.to(device)
+    features = [model.encode_text(batch.to(device)).float() for batch in ids.split(BATCH)]
+    return F.normalize(torch.cat(features), dim=-1).cpu()
+
+
+def _text_tokenizer(config: EncoderConfig, field: str) -> Any:
+    """The model's tokenizer, from this machine alone, without code of the model's."""
+    name = str(_source(config, field)["model_name"])
+    text = open_clip.get_model_config(name).get("text_cfg", {})
+    options = {}
+    if text.get("hf_tokenizer_name"):
+        options["trust_remote_code"] = False  # whatever the model's settings say
+    if not name.startswith(LOCAL) and ("hf_tokenizer_name" in text or "siglip" in name.lower()):
+        remedy = "its tokenizer would be downloaded without a pinned commit; use a local-dir: model"
+        raise InputError(f"{field}.model", config.model, remedy)
+    try:
+        return open_clip.get_tokenizer(name, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        remedy = f"its tokenizer cannot be loaded: {reason_in_words(error, config.model)}"
+        raise InputError(f"{field}.model", config.model, remedy) from error
+
+
+def _tokenised(tokenizer: Any, texts: Sequence[str]) -> Tensor:
+    """Token numbers, int64 [N, L]. Raises InputError for a text that would be cut."""
+    length = tokenizer.context_length
+    ids: Tensor = tokenizer(list(texts))
+    longer: Tensor = tokenizer(list(texts), context_length=2 * length)
+    for text, row, uncut in zip(texts, ids, longer, strict=True):
+        if not torch.equal(row, uncut[:length]):
+            raise InputError("concept", text, f"has more than the {length} tokens that CLIP reads")
+    return ids
+
+
 def _load(config: EncoderConfig, field: str) -> Any:
     """Load the whole model on the CPU, float32. Raises InputError if that fails."""
     try:

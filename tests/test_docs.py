@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import jupytext
 import pandas
 import pytest
 import yaml
@@ -253,6 +255,10 @@ def sections(page: Path, *titles: str) -> dict[str, str]:
 CLAIMS = {
     **sections(STUDIES / "README.md"),
     **sections(ROOT / "README.md", "What the methods did"),
+    **{
+        f"methods/{page.name}": sections(page, "What was measured here")["What was measured here"]
+        for page in sorted((ROOT / "docs" / "methods").glob("*.md"))
+    },
     **{line[:60]: line for line in sections(STUDIES / "which.md")["By need"].splitlines()},
     **{
         line[:60]: line.split("|")[3]  # the column of what was measured here
@@ -454,3 +460,56 @@ def test_an_example_for_contributors_runs_its_own_test(title, code, request):
 
 def test_there_is_an_example_for_each_kind():
     assert len(EXAMPLES) == 3
+
+
+@pytest.mark.process
+def test_the_site_is_built_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--nitpicky"]
+    command += ["--quiet", "-c", "docs", ".", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    entry = (tmp_path / "index.html").read_text()
+    home = tmp_path / re.search(r"url=([^\"]+)", entry)[1]
+    page = home.read_text()
+    assert "Classifiers are overconfident" in page
+    for link in re.findall(r'href="([^"#?]+)', page):
+        assert link.startswith("https:") or (home.parent / link).exists(), link
+    loaded = re.findall(r'(?:src|(?<=stylesheet" )href)="(https?:[^"]+)', page)
+    assert loaded == []  # from elsewhere
+    assert "load_state_dict" in (tmp_path / "docs" / "reference.html").read_text()
+    assert "<math" in (tmp_path / "docs" / "methods" / "csm.html").read_text()
+
+
+def test_the_menu_of_the_site_has_every_page():
+    menu = (ROOT / "docs" / "conf.py").read_text()
+    for page in PAGES:
+        name = page.relative_to(ROOT).with_suffix("").as_posix()
+        assert f'"{name}"' in menu or name == "docs/index" or page.parent.parent == STUDIES, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_tutorial_runs(tmp_path):
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for kind, block in BLOCK.findall(text):
+        command = [sys.executable, "-c", block] if kind == "python" else ["bash", "-ec", block]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert ended.returncode == 0, f"{block}\n{ended.stdout}{ended.stderr}"
+    for name in ("sheet.png", "audit/audit.html", "report.html", "predicted.csv"):
+        assert (tmp_path / name).stat().st_size > 0
+    assert "CSM" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    notebook = jupytext.read(ROOT / "docs" / "notebook.md")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+    assert names["best"] in range(10) and len(names["values"]) > 0

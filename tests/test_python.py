@@ -24,6 +24,7 @@ PAGE = (ROOT / "docs" / "python.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [block for block in BLOCKS if "semix.train(" in block]
 CLASSIFIER = [block for block in BLOCKS if "load_classifier" in block]
+WORKERS = [block for block in BLOCKS if "num_workers=" in block]
 TRAINING = {
     "name": "quick",
     "real": {"name": "digits", "image_size": 32, "train_per_class": 5, "validation_per_class": 5},
@@ -68,7 +69,13 @@ def test_the_lines_on_a_trained_run_are_run(birds, fresh_accelerate, capsys):
     assert names["held"].shape == names["probabilities"].shape == (1, 10)
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b not in COMMANDS + CLASSIFIER])
+@pytest.mark.process
+@pytest.mark.parametrize("block", WORKERS)
+def test_the_pages_loaders_with_workers_give_every_image_once(block, built):
+    assert run(block, built.url)["count"] == 180
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b not in COMMANDS + CLASSIFIER + WORKERS])
 def test_the_pages_lines_run(block, birds, built, fresh_accelerate, capsys):
     for name, eces in (("ce", [0.05, 0.06, 0.07]), ("csm", [0.02, 0.03, 0.05])):
         make_run(Path("runs", name), name, [{"ece": ece} for ece in eces])

@@ -35,7 +35,7 @@ NO_WEIGHTS = {"tokenizer_class", "config_class", ""}
 WDS = "wds"
 WEBDATASET = {
     *("DataPipeline", "split_by_node", "split_by_worker", "shuffle"),
-    *("FluidInterface", "pytorch_worker_info"),
+    *("FluidInterface", "pytorch_worker_info", "default_collation_fn"),
 }
 
 

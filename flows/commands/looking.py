@@ -1,7 +1,7 @@
 """semix status, failures, verify, browse, show, audit."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -304,9 +304,46 @@ def audit(
         Path | None,
         typer.Option(metavar="RUN", help="run folder whose classifiers judge unmixed images"),
     ] = None,
+    concept: Annotated[
+        list[str],
+        typer.Option(metavar="TEXT", help="flag series near this text by CLIP; may be repeated"),
+    ] = [],  # noqa: B006 - typer copies it
+    concepts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="more such texts, one per line", rich_help_panel=p.MORE_PANEL
+        ),
+    ] = None,
+    concept_above: Annotated[
+        float | None,
+        typer.Option(
+            metavar="COSINE",
+            help="flag images above it; default: nearer to a concept than to their classes",
+            rich_help_panel=p.MORE_PANEL,
+        ),
+    ] = None,
     labels: p.Labels = "",
-    index: p.Index = "",
-    device: p.Device = "auto",
+    index: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="index, as in index/3.json; default: the newest",
+            rich_help_panel=p.MORE_PANEL,
+        ),
+    ] = "",
+    overrides: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="where CLIP is, as in annotation.model=PATH; repeatable",
+            rich_help_panel=p.MORE_PANEL,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        typer.Option(help="device of the networks", rich_help_panel=p.MORE_PANEL),
+    ] = "auto",
     json: p.Json = False,
 ) -> None:
     """Measure whether labels fit images; flag series; write a page.
@@ -318,9 +355,18 @@ def audit(
     """
     root = Root(url)  # refuses a bad root before torch is loaded
     from semix.flows import audit as auditing
+    from semix.pipeline.audit.concepts import read_concepts
 
     results = auditing.audit(
-        root, labels=labels or None, index=index or None, judge=judge, out=out, device=device
+        root,
+        labels=labels or None,
+        index=index or None,
+        judge=judge,
+        concepts=[*concept, *(read_concepts(concepts) if concepts else [])],
+        concept_above=concept_above,
+        overrides=overrides,
+        out=out,
+        device=device,
     )
     if json:
         emit_json(results)

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 from semix.data.formats import SeriesFlags
 from semix.data.pinned import PinnedRoot
+from semix.pipeline.audit.concepts import ConceptFindings, Concepts
 from semix.pipeline.audit.findings import (
     ClassMetrics,
     Findings,
@@ -31,6 +32,7 @@ class AuditFile(TypedDict):
         left_out: series that a build could not store.
         duplicates: each duplicate series, and the earlier series that it resembles.
         flags: group numbers, by flag.
+        concepts: what was found of each concept; None if none was asked for.
     """
 
     schema: int
@@ -51,6 +53,7 @@ class AuditFile(TypedDict):
     pairs: PairMetrics
     duplicates: list[dict[str, int | bool]]
     flags: dict[str, list[int]]
+    concepts: ConceptFindings | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def audit(
     *,
     judge: Judge | None = None,
     judge_name: str | None = None,
+    concepts: Concepts | None = None,
     heartbeat: Callable[[int], None] = lambda groups: None,
 ) -> Audit:
     """Read an index once and audit it.
@@ -83,16 +87,25 @@ def audit(
 
     Args:
         judge: classifies unmixed images; `judge_name` describes it.
+        concepts: flag series with an image that shows one.
         heartbeat: called after each shard with its number of groups.
     Raises:
         Unreadable: no shard can be read.
     """
-    facts = read_facts(source, judge=judge, heartbeat=heartbeat)
+    facts = read_facts(source, judge=judge, concepts=concepts, heartbeat=heartbeat)
     findings = find(facts.series)
     overall = overall_metrics(facts, findings)
     classes = class_metrics(facts, findings, source.class_names)
     left_out = [series for shard in source.shards for series in shard.left_out]
-    results = checks(overall, classes, unreadable=facts.unreadable, left_out=left_out)
+    found = concepts and concepts.findings(facts.series.group, facts.series.concepts)
+    near_concept = int(findings.flags["concept"].sum()) if found else None
+    results = checks(
+        overall,
+        classes,
+        unreadable=facts.unreadable,
+        left_out=left_out,
+        near_concept=near_concept,
+    )
     flags = SeriesFlags(
         index=source.index,
         digest=source.digest,
@@ -118,6 +131,7 @@ def audit(
         "pairs": pair_metrics(facts.series, findings),
         "duplicates": _duplicate_pairs(facts, findings),
         "flags": flags.flags,
+        "concepts": found or None,
     }
     return Audit(source, facts, findings, results, flags, judge_name, values)
 

@@ -28,7 +28,7 @@ class Findings:
     Attributes:
         correlation: float64 [G, k], Spearman correlation of the conditioning weight and the CLIP
             weight of each class; equal for both classes of a pair.
-        flags: bool [G] per flag.
+        flags: bool [G] per flag; `concept` only if concepts were asked for.
         duplicates: pairs of similar series.
     """
 
@@ -43,7 +43,11 @@ class Findings:
 
     def groups(self, series: SeriesFacts) -> dict[Flag, list[int]]:
         """Group numbers by flag, ascending."""
-        return {flag: sorted(series.group[self.flags[flag]].tolist()) for flag in FLAGS}
+        return {
+            flag: sorted(series.group[self.flags[flag]].tolist())
+            for flag in FLAGS
+            if flag in self.flags
+        }
 
 
 def find(series: SeriesFacts) -> Findings:
@@ -63,6 +67,8 @@ def find(series: SeriesFacts) -> Findings:
         "still": ((pictures.steps < UNCHANGED) & usable[:, 1:] & usable[:, :-1]).any(1),
         "degenerate": (~usable).any(1),
     }
+    if series.concepts.shape[-1]:
+        flags["concept"] = np.any(series.concepts > 0, axis=(1, 2))
     return Findings(correlation, flags, duplicates)
 
 

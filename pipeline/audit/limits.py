@@ -43,12 +43,14 @@ def checks(
     *,
     unreadable: Mapping[int, str],
     left_out: Sequence[LeftOut],
+    near_concept: int | None = None,
 ) -> list[Check]:
     """All checks that apply, the most informative first.
 
     Args:
         unreadable: fault of each shard that cannot be read.
         left_out: series that a build could not store.
+        near_concept: series with an image near a concept; None if none was asked for.
     """
     rows = [
         *_readable(unreadable),
@@ -68,6 +70,9 @@ def checks(
         median = overall["stability"]["median"]
         advice = "raise noise.candidates, or set mixed.exclude.min_stability"
         rows.append(Check("noise stability", f"median {median:.3f}", median > STABILITY, advice))
+    if near_concept is not None:
+        advice = "look at them; mixed.exclude.flagged=[concept] leaves them out"
+        rows.append(Check("series near a concept", f"{near_concept:,}", not near_concept, advice))
     return rows
 
 

@@ -91,6 +91,7 @@ TITLES: dict[Flag, tuple[str, str]] = {
     "degenerate": ("Degenerate", "Flat, black, white, or with features that are no numbers."),
     "duplicate": ("Like an earlier series", "A picture of each looks like one of another series."),
     "still": ("Neighbours that do not differ", "Alpha moves and the picture stays."),
+    "concept": ("Near a concept", "An image of each is nearer to a concept than the rule allows."),
     "end_points": ("End points of another class", "By the nearest prototype of all classes."),
 }
 
@@ -133,7 +134,12 @@ def _section_rows(audit: Audit) -> list[tuple[str, str, list[int]]]:
         rows = np.argsort(-disagreement, kind="stable")[:SERIES].tolist()
         sections.append(("Encoders disagree", "The two CLIP models differ most.", rows))
     for flag, (title, note) in TITLES.items():
-        rows = np.flatnonzero(findings.flags[flag])[:SERIES].tolist()
+        if flag not in findings.flags:
+            continue
+        rows = np.flatnonzero(findings.flags[flag])
+        if flag == "concept":
+            rows = rows[np.argsort(-np.nanmax(series.concepts[rows], (1, 2)), kind="stable")]
+        rows = rows[:SERIES].tolist()
         sections.append((title, note, _with_partners(audit, rows) if flag == "duplicate" else rows))
     return sections
 
@@ -164,6 +170,10 @@ def _figure(audit: Audit, row: int, sample: GroupSample) -> SeriesFigure:
     disagreement = float(np.nan_to_num(audit.facts.series.disagreement[row], nan=-1).max())
     if disagreement >= 0:
         notes.append(f"encoders differ by {disagreement:.2f}")
+    if audit.values["concepts"] and audit.findings.flags["concept"][row]:
+        excess = np.nan_to_num(audit.facts.series.concepts[row], nan=-np.inf)  # [A, C]
+        concept = audit.values["concepts"]["concepts"][int(excess.max(0).argmax())]["text"]
+        notes.append(f"{concept}: {excess.max():+.3f}")
     images = list(sample.pixels())
     return series_figure(sample.record, images, note=", ".join(notes))
 

@@ -17,6 +17,7 @@ from semix.data.pinned import PinnedRoot
 from semix.data.quality import read_end_points
 from semix.data.tar import GroupSample
 from semix.data.threads import mapped
+from semix.pipeline.audit.concepts import Concepts
 from semix.pipeline.audit.pictures import FAULTS, Pictures, measure_pictures
 
 NOT_FINITE = 1 << FAULTS.index("not finite")
@@ -38,6 +39,7 @@ class SeriesFacts(NamedTuple):
         pictures: checks on pixels; its `faults` also mark features that are not finite.
         disagreement: float32 [A], of the second encoder's weights; NaN without one.
         stability: float32 [], of the noise; NaN if it was not scored.
+        concepts: float32 [A, C], see `semix.pipeline.audit.concepts`; C is 0 without concepts.
     """
 
     group: np.ndarray
@@ -57,6 +59,7 @@ class SeriesFacts(NamedTuple):
     pictures: Pictures
     disagreement: np.ndarray
     stability: np.ndarray
+    concepts: np.ndarray
 
 
 class ExaminedSeries(NamedTuple):
@@ -73,7 +76,12 @@ class ExaminedSeries(NamedTuple):
 
 
 def examine(
-    sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: int
+    sample: GroupSample,
+    features: Tensor,
+    vectors: Tensor,
+    *,
+    shard: int,
+    concepts: Concepts | None = None,
 ) -> ExaminedSeries:
     """Compute the facts on one series.
 
@@ -104,6 +112,11 @@ def examine(
         pictures=pictures._replace(faults=pictures.faults | _not_finite(features)),
         disagreement=_disagreement(record),
         stability=np.array(_or_nan(record.stability), dtype=np.float32),
+        concepts=(
+            np.zeros((len(alphas), 0), dtype=np.float32)
+            if concepts is None
+            else concepts.excess(features, record.classes)
+        ),
     )
     return ExaminedSeries(series, labels.sum(0), images[series.intended >= 0])
 
@@ -182,6 +195,7 @@ def read_facts(
     source: PinnedRoot,
     *,
     judge: Judge | None = None,
+    concepts: Concepts | None = None,
     heartbeat: Callable[[int], None] = lambda groups: None,
 ) -> AuditFacts:
     """Examine every series of a pinned index.
@@ -195,7 +209,7 @@ def read_facts(
     mass, unreadable, size = np.zeros(len(source.prototypes)), {}, (0, 0)
     for shard in source.shards:
         try:
-            stack, shard_mass, size = _read_shard(source, shard, judge)
+            stack, shard_mass, size = _read_shard(source, shard, judge, concepts)
         except InputError:  # from the judge or the label set; no shard is at fault
             raise
         except FileNotFoundError:
@@ -214,14 +228,14 @@ def read_facts(
 
 
 def _read_shard(
-    source: PinnedRoot, shard: ShardEntry, judge: Judge | None
+    source: PinnedRoot, shard: ShardEntry, judge: Judge | None, concepts: Concepts | None
 ) -> tuple[SeriesFacts, np.ndarray, tuple[int, int]]:
     """Facts of a shard's series, their label mass, and the images' height and width."""
     facts, mass = [], np.zeros(len(source.prototypes))
     batcher = _JudgeBatcher(judge)
 
     def examine_sample(series: tuple[GroupSample, Tensor]) -> ExaminedSeries:
-        return examine(*series, source.prototypes, shard=shard.shard)
+        return examine(*series, source.prototypes, shard=shard.shard, concepts=concepts)
 
     threads = cores()
     samples = _with_features(source, shard)

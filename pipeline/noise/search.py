@@ -25,7 +25,7 @@ def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> Tensor:
     """Standard normal noise, one CPU generator per seed: the same for every device and batch size.
 
     Returns:
-        float32 [N, *shape] on the CPU.
+        float32 [N, `*shape`] on the CPU.
     """
     noises = [
         torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed)) for seed in seeds
