@@ -443,6 +443,7 @@ class SeriesRecord(Labels):
         classes: the mixed classes; names: their names.
         alphas: conditioning weights of the first class; mixture: those of all, if more than two.
         noise: how it was selected: `strategy`, `stability` and more.
+        synthetic: whether its images are marked as generated; older roots do not say it.
     """
 
     WHAT = "record of a series"
@@ -455,6 +456,7 @@ class SeriesRecord(Labels):
     alphas: list[Fraction]
     mixture: list[Mixture] | None = None
     noise: FreeForm
+    synthetic: bool = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -59,6 +59,7 @@ MENU = {
         "docs/python",
         "docs/reference",
         "docs/format",
+        "docs/publishing",
     ],
     "Operate": [
         "docs/scaling",

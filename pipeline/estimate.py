@@ -239,6 +239,7 @@ def record_bytes(config: BuildConfig, classes: int) -> int:
         "weights": [number] * images,
         "labels": [label] * images,
         "noise": {"strategy": config.noise.strategy, "stability": None},
+        **({"synthetic": True} if config.shards.mark else {}),
     }
     if names > 2:
         record |= {

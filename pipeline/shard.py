@@ -424,4 +424,5 @@ def series_record(
         alphas=group.alphas,
         noise=dict(noise),
         mixture=[*map(list, group.mixture)] if len(group.classes) > 2 else None,
+        synthetic=plan.config.shards.mark,
     )

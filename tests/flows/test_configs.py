@@ -30,7 +30,7 @@ def test_the_doctor_takes_no_study(tmp_path):
     config.write_text(json.dumps(CONFIGS["study"]))
     status, _, err = semix("doctor", str(config))
     assert status == 2
-    assert "is a study config; give that of a build or of a training run" in err
+    assert "is a study config; give that of a build, of a training run or of a loop" in err
 
 
 def test_a_misspelling_in_a_config_of_this_command_is_named_as_such(tmp_path):

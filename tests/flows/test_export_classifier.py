@@ -166,5 +166,7 @@ def test_the_card_names_what_made_the_mixed_images_and_no_folder_of_this_machine
     assert status == 0, err
     card = (model / "README.md").read_text()
     assert re.search(
-        r"; plan \w{12}; generator diffusion \w{12}; annotation clip \w{12}$", card, re.M
+        r"; plan \w{12}; generator diffusion \w{12}; annotation clip \w{12}; licences: .*$",
+        card,
+        re.M,
     )
