@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -59,9 +60,8 @@ class Descriptor:
 
     def __init__(self, number: int) -> None:
         self.number = number
-
-    def __del__(self) -> None:
-        os.close(self.number)
+        close = weakref.finalize(self, os.close, number)
+        close.atexit = False  # the system closes it, and `os` may be gone
 
 
 class ShardFiles:

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -335,3 +337,10 @@ def test_an_epoch_survives_a_server_that_fails_and_cuts(faulty_s3, bucket, tmp_p
     faulty_s3.fail(errors=0.2, cut_answers=0.2, path=".tar", seed=3)
     check_epoch(open_small(root, tmp_path))
     assert faulty_s3.done["errors"] + faulty_s3.done["cut_answers"] > 0
+
+
+@pytest.mark.process
+def test_a_script_that_ends_with_open_shards_says_nothing(six):
+    script = f"import semix; mixed = semix.MixedDataset({six.url!r}, memory_limit=0); mixed[0]"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
