@@ -40,6 +40,7 @@ from tests.calib.measured import (
     make_runs,
     measures,
 )
+from tests.chromium import PROGRAM, chromium
 
 MINUS = "\N{MINUS SIGN}"
 VOID = {"meta", "img", "source", "br", "link", "input"}
@@ -328,3 +329,24 @@ def test_what_else_was_measured_is_shown_where_it_was(source: str, runs: list[Pa
     assert f"CE, {NAUGHTY}91.00 ± 0.0040.00" in text
     assert "CE, mean over sets91.00 ± 0.0045.00" in text
     assert "isotonic" not in text
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not PROGRAM, reason="no Chromium on this machine")
+def test_its_tables_sort_and_their_methods_stay_together(source: str, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(source)
+    labels = "[...document.querySelectorAll('.glance tbody th')].map(each => each.textContent)"
+    rows = "[...document.querySelectorAll('.measures tbody th')].map(each => each.textContent)"
+    with chromium(tmp_path / "profile") as page:
+        page.go(path.as_uri())
+        assert page.run(labels)[0] == "CE"
+        page.run("document.querySelectorAll('.glance thead button')[1].click()")
+        assert page.run(labels)[0] == "CE"  # the least accurate first: 91 %
+        page.run("document.querySelectorAll('.glance thead button')[1].click()")
+        assert page.run(labels)[-1] == "CE"
+        before = page.run(rows)
+        page.run("document.querySelectorAll('.measures thead button')[0].click()")
+        assert sorted(page.run(rows)) == sorted(before)
+        assert all("scaling" in text for text in page.run(rows)[1::2])
+        assert page.errors == []
