@@ -7,7 +7,7 @@ import logging
 import sys
 import traceback
 import unicodedata
-from typing import TextIO
+from typing import Any, TextIO
 
 ALLOWED = "\n\t"
 # Control characters steer a terminal; format characters reverse or hide text.
@@ -86,3 +86,22 @@ def _escape(character: str) -> str:
 def _surrogates(code: int) -> tuple[int, int]:
     high, low = divmod(code - 0x10000, 0x400)
     return 0xD800 + high, 0xDC00 + low
+
+
+def noise_in_words(facts: dict[str, Any]) -> str:
+    """`select, stability 0.812, scores (0.812, 0.64)`: the strategy, then the known values."""
+    measured = (item for item in facts.items() if item[0] != "strategy")
+    values = {key: value for key, value in measured if value is not None}
+    texts = [f"{key.replace('_', ' ')} {_value_text(value)}" for key, value in values.items()]
+    return ", ".join([str(facts.get("strategy", "unknown")), *texts])
+
+
+def _value_text(value: Any) -> str:
+    """A value as text: numbers to three digits, lists in brackets, None as `unknown`."""
+    if isinstance(value, list):
+        return f"({', '.join(map(_value_text, value))})"
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key} {_value_text(item)}' for key, item in value.items())})"
+    return (
+        f"{value:.3g}" if isinstance(value, float) else "unknown" if value is None else str(value)
+    )

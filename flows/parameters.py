@@ -326,6 +326,18 @@ Price = Annotated[
     str, Option("price of one GPU for one hour", metavar="AMOUNT", more="As in 2.49 or '2.49 EUR'.")
 ]
 Json = Annotated[bool, Option("print JSON", "--json")]
+Repository = Annotated[
+    str,
+    Option(
+        "upload to Hugging Face",
+        "--push-to-hub",
+        metavar="OWNER/NAME",
+        rich_help_panel=MORE_PANEL,
+    ),
+]
+DryRun = Annotated[
+    bool, Option("only list what would be uploaded", "--dry-run", rich_help_panel=MORE_PANEL)
+]
 
 
 def parse_numbers(text: str) -> frozenset[int]:

@@ -242,7 +242,7 @@ def test_the_example_of_a_grid_is_a_study_with_the_rows_that_the_page_names():
 
 STUDY_PAGE = (STUDIES / "README.md").read_text()
 NUMBER = re.compile(r"\d+\.\d+")
-RECORD = re.compile(r"([\w-]+)/study\.md")  # as a link names a study's table
+RECORD = re.compile(r"([\w-]+)/(study|loop)\.md")  # as a link names the table of a study or loop
 
 
 def sections(page: Path, *titles: str) -> dict[str, str]:
@@ -271,9 +271,10 @@ CLAIMS = {
 @pytest.mark.parametrize("text", CLAIMS.values(), ids=CLAIMS)
 def test_every_figure_of_a_study_is_in_the_records_that_the_text_names(text):
     recorded: set[str] = set()
-    for folder in set(RECORD.findall(text)):
-        recorded |= set(NUMBER.findall((STUDIES / folder / "study.md").read_text()))
-        config = f"study-{folder.removesuffix('-further')}.yaml"  # later rows of the same study
+    for folder, kind in set(RECORD.findall(text)):
+        recorded |= set(NUMBER.findall((STUDIES / folder / f"{kind}.md").read_text()))
+        name = folder.removesuffix("-further")  # later rows of the same study
+        config = f"study-{name}.yaml" if kind == "study" else f"{name}.yaml"
         recorded |= set(NUMBER.findall((ROOT / "configs" / config).read_text()))
         assert (STUDIES / folder / "values.csv").is_file()
     assert set(NUMBER.findall(text)) - recorded == set()

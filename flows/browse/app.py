@@ -21,8 +21,7 @@ from semix.data.browser.table import Query as SeriesQuery
 from semix.data.errors import InputError
 from semix.data.formats import MAX_GROUPS
 from semix.data.pages import page_environment
-from semix.data.printable import printable_line
-from semix.flows.commands.looking import noise_in_words
+from semix.data.printable import noise_in_words, printable_line
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # as a browser names it, without the port
 FOLDER = Path(__file__).parent

@@ -9,7 +9,7 @@ from semix.data.contact_sheet import contact_sheet, read_series, sample_series, 
 from semix.data.errors import InputError
 from semix.data.exclusion import flags_of
 from semix.data.formats import Failure
-from semix.data.printable import print_line, printable_line
+from semix.data.printable import noise_in_words, print_line, printable_line
 from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.data.verify import verify as verify_root
@@ -273,25 +273,6 @@ def _series_lines(facts: dict[str, Any], *, url: str) -> list[str]:
     if "picture" in facts:
         lines.append(f"picture  {facts['picture']}")
     return lines
-
-
-def noise_in_words(facts: dict[str, Any]) -> str:
-    """`select, stability 0.812, scores (0.812, 0.64)`: the strategy, then the known values."""
-    measured = (item for item in facts.items() if item[0] != "strategy")
-    values = {key: value for key, value in measured if value is not None}
-    texts = [f"{key.replace('_', ' ')} {_value_text(value)}" for key, value in values.items()]
-    return ", ".join([str(facts.get("strategy", "unknown")), *texts])
-
-
-def _value_text(value: Any) -> str:
-    """A value as text: numbers to three digits, lists in brackets, None as `unknown`."""
-    if isinstance(value, list):
-        return f"({', '.join(map(_value_text, value))})"
-    if isinstance(value, dict):
-        return f"({', '.join(f'{key} {_value_text(item)}' for key, item in value.items())})"
-    return (
-        f"{value:.3g}" if isinstance(value, float) else "unknown" if value is None else str(value)
-    )
 
 
 def audit(

@@ -286,21 +286,8 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="YAML file: licence, creators, ... for croissant.json"),
     ] = None,
-    repository: Annotated[
-        str,
-        typer.Option(
-            "--push-to-hub",
-            metavar="OWNER/NAME",
-            help="upload to Hugging Face",
-            rich_help_panel=p.MORE_PANEL,
-        ),
-    ] = "",
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="only list what would be uploaded", rich_help_panel=p.MORE_PANEL
-        ),
-    ] = False,
+    repository: p.Repository = "",
+    dry_run: p.DryRun = False,
     json: p.Json = False,
 ) -> None:
     """Write images and soft labels for other programs.

@@ -99,21 +99,8 @@ def export_classifier(
     license_name: Annotated[
         str, typer.Option("--license", metavar="SPDX", help="of the weights, for the card")
     ] = "",
-    repository: Annotated[
-        str,
-        typer.Option(
-            "--push-to-hub",
-            metavar="OWNER/NAME",
-            help="upload to Hugging Face",
-            rich_help_panel=p.MORE_PANEL,
-        ),
-    ] = "",
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="only list what would be uploaded", rich_help_panel=p.MORE_PANEL
-        ),
-    ] = False,
+    repository: p.Repository = "",
+    dry_run: p.DryRun = False,
 ) -> None:
     """Write a classifier for other programs, with its card.
 

@@ -13,12 +13,12 @@ from semix.data.formats import shard_stem
 from semix.data.garbage import garbage
 from semix.data.index import open_index
 from semix.data.label_sets import LabelSet
+from semix.data.printable import noise_in_words
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.verify import damage
 from semix.flows.build import BuildFailed, build, extend, resume
 from semix.flows.build_steps import ShardSelection, failure_limit
-from semix.flows.commands.looking import noise_in_words
 from semix.flows.relabel import relabel
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.worker import main as worker
