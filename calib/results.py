@@ -402,7 +402,8 @@ def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
     with report_damage(run / CONFIG):
         config = read_json(run / CONFIG)
         real, labels = config["real"], _labels(name, config.get("head"))
-        dataset_name = str(Path(real["path"]).name if real["path"] else real["name"])
+        folder = Path(real["path"]).name if real["path"] else real["name"]
+        dataset_name = str(real.get("dataset") or folder)
     methods = []
     for stage, label in labels.items():
         units = {Unit(0, None, row.seed): row for row in rows if row.stage == stage}

@@ -72,7 +72,7 @@ def _series_by_round(replicate: Replicate) -> list[tuple[int, str]]:
     series, result = 0, []
     for planned in Root(str(replicate.out / CHOSEN)).rounds()[: replicate.runs[-1].round + 1]:
         series += planned["series"]
-        result.append((series, planned["by"]))
+        result.append((series, replicate.settings.by if result else "even"))
     return result
 
 
