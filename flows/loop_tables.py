@@ -69,7 +69,7 @@ def _curves(replicates: Sequence[Replicate]) -> Curves:
 
 def _series_by_round(replicate: Replicate) -> list[tuple[int, str]]:
     """Number of series after each round, and by what its own were planned."""
-    series, result = 0, []
+    series, result = 0, list[tuple[int, str]]()
     for planned in Root(str(replicate.out / CHOSEN)).rounds()[: replicate.runs[-1].round + 1]:
         series += planned["series"]
         result.append((series, replicate.settings.by if result else "even"))
