@@ -280,6 +280,22 @@ def test_every_figure_of_a_study_is_in_the_records_that_the_text_names(text):
     assert set(NUMBER.findall(text)) - recorded == set()
 
 
+def test_the_table_of_enhancers_is_that_of_the_record():
+    record = json.loads((STUDIES / "enhancers" / "enhancers.json").read_text())["settings"]
+    (text,) = sections(ROOT / "docs" / "noise.md", "Enhancers").values()
+    rows = re.findall(r"^\| (\w[^|]+) \| (\d[^|]*) \| (.+) \|$", text, re.MULTILINE)
+    assert [label for label, _, _ in rows] == list(record)
+    for label, calls, figures in rows:
+        measured = record[label]
+        end_points, nearest = (measured[k]["share"] for k in ("end_points", "nearest_prototype"))
+        correlation = measured["correlation"]
+        percents = [
+            f"{100 * each:.1f}" for each in (end_points, nearest, correlation["not_monotone"])
+        ]
+        expected = [*percents[:2], f"{correlation['mean']:.3f}", percents[2]]
+        assert (int(calls), figures.split(" | ")) == (measured["network_rows_per_image"], expected)
+
+
 SPEED = {  # start of a row in the README: benchmark and its value
     "series in batches": ("C1", "ratio to one image a call"),
     "encoding and writing": ("C4", "ratio to PNG in the loop"),
