@@ -117,7 +117,6 @@ def write_report(
         methods=methods,
         measures=measures_in("page"),
         groups=groups,
-        coverage=[coverage_picture(group) for group in by_data(methods)],
         details=details(methods),
         diagrams=[[_diagram(method, kind) for kind in MAIN_KINDS] for method in methods],
         mixed=None if dataset is None else _mixed_section(dataset),
@@ -145,19 +144,21 @@ class DatasetSection:
     headlines: list[str]
     comparison: list[list[TableRow]]
     differences: list[list[TableRow]]
+    coverage: Picture
     chance: dict[str, str]  # standard error of accuracy that the size of the test set implies
 
 
 def _dataset_section(methods: Sequence[MethodResult]) -> DatasetSection:
-    baseline = methods[0]
+    baseline, lines = methods[0], verdicts(methods)
     return DatasetSection(
         baseline.dataset,
         baseline.label,
-        first_sentence(methods),
-        verdicts(methods),
+        first_sentence(methods, lines),
+        lines,
         headlines(methods),
         comparison(methods),
         differences(methods),
+        coverage_picture(methods),
         _sampling_error(baseline),
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from semix.calib.config import ChoiceConfig, TrainConfig
 from semix.calib.network import load_trained, predict
-from semix.calib.run_folder import read_data, require_trained, run_digest
+from semix.calib.run_folder import DataRecord, read_data, require_trained, run_digest
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.store import Store
@@ -66,9 +66,9 @@ def class_probabilities(mixed: MixedDataset, run: Path, image_size: int) -> Tens
     `predictions/RUN-DIGEST/SERIES-DIGEST.safetensors`. Of several processes the first to write
     decides, so that all choose the same series.
     """
-    config = require_judge(run, mixed.class_names, image_size)
+    config, record = require_judge(run, mixed.class_names, image_size)
     store = Store(mixed.url)
-    name = f"{FOLDER}/{run_digest(config, read_data(run))}/{mixed.series_digest}.safetensors"
+    name = f"{FOLDER}/{run_digest(config, record)}/{mixed.series_digest}.safetensors"
     if not store.exists(name):
         networks = [load_trained(run, seed, config=config) for seed in config.seeds]
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -82,8 +82,10 @@ def class_probabilities(mixed: MixedDataset, run: Path, image_size: int) -> Tens
     return load(store.get(name))["probabilities"].float()
 
 
-def require_judge(run: Path, class_names: Sequence[str], image_size: int) -> TrainConfig:
-    """The settings of a run that can judge such images.
+def require_judge(
+    run: Path, class_names: Sequence[str], image_size: int
+) -> tuple[TrainConfig, DataRecord]:
+    """The settings and data of a run that can judge such images.
 
     Raises:
         InputError: it is not trained, or has other classes or another image size.
@@ -95,4 +97,4 @@ def require_judge(run: Path, class_names: Sequence[str], image_size: int) -> Tra
     if config.real.image_size != image_size:
         remedy = f"sees images of {config.real.image_size} pixels, and these have {image_size}"
         raise InputError("mixed.choose.run", run, remedy)
-    return config
+    return config, record

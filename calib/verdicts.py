@@ -38,24 +38,27 @@ class Verdict:
 
 def verdicts(methods: Sequence[MethodResult]) -> list[Verdict]:
     """One line per method; the first method is the baseline."""
-    baseline, lowest = methods[0], min(method.summary(ECE).mean for method in methods)
-    return [_verdict(m, baseline, best=m.summary(ECE).mean == lowest) for m in methods]
+    baseline, *others = methods
+    lowest = min(method.summary(ECE).mean for method in methods)
+    return [_verdict(baseline, None, lowest), *(_verdict(m, baseline, lowest) for m in others)]
 
 
-def _verdict(method: MethodResult, baseline: MethodResult, *, best: bool) -> Verdict:
+def _verdict(method: MethodResult, baseline: MethodResult | None, lowest: float) -> Verdict:
     accuracy, confidence = method.summary(ACCURACY).mean, mean_confidence(method)
-    changes = {measure: _comparison(method, baseline, measure) for measure in (ECE, ACCURACY)}
-    is_baseline, ece = method is baseline, changes[ECE]
-    words = {measure: _in_words(test, measure) for measure, test in changes.items()}
+    calibration, against, change = "baseline", "baseline", ""
+    if baseline is not None:
+        ece, correct = (_comparison(method, baseline, measure) for measure in (ECE, ACCURACY))
+        calibration, against = _in_words(ece, ECE), _in_words(correct, ACCURACY)
+        change = _change_of(ece, ECE) if ece else ""
     return Verdict(
         method.label,
         ACCURACY.text(accuracy),
         ACCURACY.text(confidence),
         _gap_in_words(confidence - accuracy),
-        "baseline" if is_baseline else words[ECE],
-        "baseline" if is_baseline else words[ACCURACY],
-        "" if is_baseline or ece is None else _change_of(ece, ECE),
-        best,
+        calibration,
+        against,
+        change,
+        method.summary(ECE).mean == lowest,
     )
 
 
@@ -81,11 +84,14 @@ def _gap_in_words(gap: float) -> str:
     return f"{100 * abs(gap):.1f} points {'over' if gap > 0 else 'under'}confident"
 
 
-def first_sentence(methods: Sequence[MethodResult]) -> str:
-    """Which method is calibrated best, by how much, and how certain that is."""
+def first_sentence(methods: Sequence[MethodResult], lines: Sequence[Verdict]) -> str:
+    """Which method is calibrated best, by how much, and how certain that is.
+
+    Args:
+        lines: the verdicts of these methods.
+    """
     if len(methods) == 1:
         return _summary_sentence(methods[0])
-    lines = verdicts(methods)
     baseline, best = lines[0], next(line for line in lines if line.best)
     claim = f"on average it is {best.confidence} % confident and {best.correct} % correct"
     text = f"{best.label} is calibrated best as trained: {claim}"

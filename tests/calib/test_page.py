@@ -202,7 +202,7 @@ def test_the_first_look_names_the_best_and_how_certain_that_is(tmp_path: Path):
         return make_run(tmp_path / name, name, [{**values, "nll": 0.3}] * 3)
 
     methods = load_methods([method("CE", 0.9, 0.05), method("X", 0.89, 0.02)])
-    first, second = verdicts(methods)
+    first, second = lines = verdicts(methods)
     assert (first.correct, first.confidence, first.gap) == (
         "90.00",
         "95.00",
@@ -211,11 +211,14 @@ def test_the_first_look_names_the_best_and_how_certain_that_is(tmp_path: Path):
     assert (first.calibration, first.best, first.change) == ("baseline", False, "")
     assert (second.calibration, second.accuracy, second.best) == ("better", "worse", True)
     assert second.change == f"{MINUS}3.00 [{MINUS}3.00, {MINUS}3.00]"
-    assert first_sentence(methods).replace("\xa0", " ") == (
+    assert first_sentence(methods, lines).replace("\xa0", " ") == (
         "X is calibrated best as trained: on average it is 91.00 % confident and 89.00 % correct; "
         "CE is 95.00 % confident and 90.00 % correct (the difference in ECE is significant)."
     )
-    assert first_sentence(methods[::-1]).endswith("correct; no other method has a lower ECE.")
+    other_way = methods[::-1]
+    assert first_sentence(other_way, verdicts(other_way)).endswith(
+        "correct; no other method has a lower ECE."
+    )
 
 
 def test_headline_says_better_and_worse_where_intervals_of_three_seeds_do(tmp_path: Path):
