@@ -168,8 +168,9 @@ def prepare_loop(
         raise InputError("--slots", slots, f"choose 1 to {MAX_SLOTS}")
     check_outside_images(settings.real.folder, out)
     replicates = replicates_of(settings, out, rounds)
-    first = (replicates[0].out / CHOSEN).relative_to(out).parts[0]
-    Store(str(out)).require_empty_or_own("loop", own=first, leftover=MODELS)
+    folders = [(each.out / CHOSEN).relative_to(out).parts[0] for each in replicates]
+    begun = next((name for name in folders if (out / name).exists()), folders[0])
+    Store(str(out)).require_empty_or_own("loop", own=begun, leftover=MODELS)
     for replicate in replicates:
         _check_replicate(replicate, rounds)
     check_writable("out", out)

@@ -142,7 +142,7 @@ def loop(
         return
     tables = Path(out, LOOP_MD)
     emit(tables.read_text().rstrip())
-    emit(f"written: {tables}, loop.json, values.csv, and {PAGE} of each split and draw")
+    emit(f"written: {tables}, loop.json, values.csv, and {PAGE} beside the rounds")
 
 
 def report(

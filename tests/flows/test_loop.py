@@ -117,6 +117,14 @@ def test_each_split_and_draw_has_its_seeds_and_its_folder(config, tmp_path):
     assert {Path(run.config.mixed.url).parent for run in last.runs} == {last.out}
 
 
+def test_splits_can_be_added_before_those_that_began(config, tmp_path):
+    out = tmp_path / "out"
+    (out / "loop-split1").mkdir(parents=True)
+    prepare_loop(config, out, ["splits=[0, 1]"], rounds=1, slots=0)
+    with pytest.raises(InputError, match=r"holds loop-split1, and is no loop"):
+        prepare_loop(config, out, ["splits=[0]"], rounds=1, slots=0)
+
+
 @pytest.mark.slow
 def test_more_rounds_and_fewer(prefect_api, config, tmp_path):
     out = tmp_path / "out"
